@@ -6,12 +6,13 @@ import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from kube_server import GPUS, NAMESPACE, Key, KubeServer, Object
 
 from penstock_allocator.pilot_script import PilotFolder, write_pilot
@@ -297,6 +298,44 @@ async def test_a_trial_leaves_nothing(server: KubeServer, tmp_path: Path) -> Non
         write_pilot(lab.place(1), lab.allocation, "lab-1", TOKEN)
         assert "would be made in namespace lab" in await lab.provider.try_out(lab.allocation.spec, lab.place(1))
     assert not server.pods()
+
+
+async def test_the_role_in_the_docs_is_all_that_is_needed(server: KubeServer, tmp_path: Path) -> None:
+    blocks = (DOCS / "kubernetes.md").read_text().split("```yaml\n")[1:]
+    [role] = [found for block in blocks if (found := yaml.safe_load(block.partition("```")[0])).get("kind") == "Role"]
+    server.rules["pilots"] = {
+        (verb, resource) for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]
+    }
+    server.create("deployments", NAMESPACE, {"metadata": {"name": "penstock"}, "spec": {}})
+    async with pilots(tmp_path, "Deployment/penstock") as lab, pilots(tmp_path, "Deployment/penstock") as later:
+        await lab.submit()
+        await later.submit()
+        server.break_watches()
+        await lab.provider.try_out(lab.allocation.spec, lab.place(1))
+        ran(server, lab.pod(), {"terminated": {"exitCode": 0}}, phase="Succeeded")
+        await lab.provider.clear(await lab.until("ended"), lab.place(1))
+    assert not server.pods()
+    used = {(verb, resource) for verb, resource, _ in server.asked}
+    assert used | {("delete", "secrets")} == server.rules["pilots"], "and no more than that"
+
+
+async def test_a_login_that_has_ended_is_read_again(server: KubeServer, tmp_path: Path) -> None:
+    async with pilots(tmp_path) as lab:
+        await lab.submit()
+        server.unknown.add("pilots")
+        server.break_watches()
+        with pytest.raises(ProviderSilent):
+            await lab.submit(2)
+        server.kubeconfig(tmp_path / "kubeconfig", "renewed")
+
+        async def submitted() -> bool:
+            with suppress(ProviderSilent):  # the watch logs in anew, too, and closes what it finds open
+                return bool(await lab.submit(2))
+            return False
+
+        await eventually(submitted)
+        ran(server, lab.pod(), {"running": {}}, phase="Running")
+        await lab.until("running")
 
 
 async def test_a_cluster_that_cannot_be_reached_is_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -381,34 +381,37 @@ class KubeServer:
                 "items": items,
             }
 
+    def _news(self, resource: str, namespace: str, seen: int) -> tuple[list[Change], Object | None]:
+        """Return what changed after a version, or the error where that is forgotten."""
+        if seen < self.compacted:
+            gone = Refused(410, "Expired", f"too old resource version: {seen} ({self.compacted})")
+            return [], {"type": "ERROR", "object": gone.status()}
+        found = (one for one in self.changes if one.version > seen)
+        return [one for one in found if one.resource == resource and namespace in {"", one.namespace}], None
+
     def watch(self, resource: str, namespace: str, query: Mapping[str, str]) -> Iterator[Object]:
         """Yield what changed after a version, and bookmarks; 410 where that is forgotten."""
-        chosen, seen, broken = _selector(query), int(query.get("resourceVersion") or 0), self.broken
-        end_s = monotonic() + float(query.get("timeoutSeconds", 300))
-        shown: set[str] = set()
-        marked_s = monotonic()
+        chosen, broken = _selector(query), self.broken
+        end_s, marked_s = monotonic() + float(query.get("timeoutSeconds", 300)), monotonic()
+        seen, initial = int(query.get("resourceVersion") or 0), []
         with self.lock:
             self.watching += 1
             self.lock.notify_all()
+            if not seen or query.get("sendInitialEvents") == "true":
+                found = self._list(resource, namespace, query)
+                initial = [{"type": "ADDED", "object": one} for one in found["items"]]
+                seen = self.version
+                if query.get("sendInitialEvents") == "true":
+                    initial.append(_bookmark(resource, seen, {"k8s.io/initial-events-end": "true"}))
         try:
-            while True:
+            yield from initial
+            while monotonic() < end_s:
                 with self.lock:
                     if self.broken != broken or self.away:
                         raise ConnectionAbortedError
-                    if seen and seen < self.compacted:
-                        gone = Refused(410, "Expired", f"too old resource version: {seen} ({self.compacted})")
-                        fresh, error = [], {"type": "ERROR", "object": gone.status()}
-                    else:
-                        error = None
-                        fresh = [
-                            one
-                            for one in self.changes
-                            if one.version > seen and one.resource == resource and namespace in {"", one.namespace}
-                        ]
-                        seen = max(seen, self.version)
+                    fresh, error = self._news(resource, namespace, seen)
+                    seen = max(seen, self.version)
                     if not fresh and error is None:
-                        if monotonic() >= end_s:
-                            return
                         self.lock.wait(min(0.2, max(0.01, end_s - monotonic())))
                 if error is not None:
                     yield error
@@ -416,12 +419,9 @@ class KubeServer:
                 for one in fresh:
                     if chosen(one.object):
                         yield {"type": one.type, "object": one.object}
-                        shown.add(one.object["metadata"]["uid"])
                 if query.get("allowWatchBookmarks") == "true" and monotonic() >= marked_s + BOOKMARK_S:
                     marked_s = monotonic()
-                    version, kind = KINDS[resource]
-                    mark = {"kind": kind, "apiVersion": version, "metadata": {"resourceVersion": str(seen)}}
-                    yield {"type": "BOOKMARK", "object": mark}
+                    yield _bookmark(resource, seen)
         finally:
             with self.lock:
                 self.watching -= 1
@@ -539,6 +539,12 @@ def _discovery(path: str) -> Object | None:
         eviction = {"name": "pods/eviction", "singularName": "", "namespaced": True, "kind": "Eviction"}
         resources.append({**eviction, "group": "policy", "version": "v1", "verbs": ["create"]})
     return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version, "resources": resources}
+
+
+def _bookmark(resource: str, version: int, annotations: Object | None = None) -> Object:
+    of, kind = KINDS[resource]
+    meta = {"resourceVersion": str(version), **({"annotations": annotations} if annotations else {})}
+    return {"type": "BOOKMARK", "object": {"kind": kind, "apiVersion": of, "metadata": meta}}
 
 
 def _selector(query: Mapping[str, str]) -> Callable[[Object], bool]:
