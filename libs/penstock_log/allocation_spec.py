@@ -30,7 +30,8 @@ class PodOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     Attributes
     ----------
     image : str
-        The image in which their executors and jobs run; it has the program ``penstock`` and ``bash``.
+        The image in which their executors and jobs run; it has the programs ``penstock`` and ``bash``. Jobs that ask
+        for an image run there if it is this one.
     namespace : str
         The namespace of the Pods; empty: that of the allocator's own login.
     gpu_resource : str
@@ -41,7 +42,7 @@ class PodOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
         A part of a Pod, with ``metadata`` and ``spec``, that is laid over the allocator's own.
     """
 
-    image: Annotated[str, Meta(min_length=1, max_length=1_000, pattern=r"^[^\s\x00]+$")]
+    image: Annotated[str, Meta(max_length=512, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$(?!\n)")]
     namespace: Annotated[str, Meta(pattern=r"^([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)?$")] = ""
     gpu_resource: Annotated[str, Meta(max_length=253, pattern=r"^[A-Za-z0-9./_-]*$")] = "nvidia.com/gpu"
     claim: Annotated[str, Meta(max_length=253, pattern=r"^[a-z0-9.-]*$")] = ""

@@ -166,7 +166,10 @@ def _site_of(place: PilotFolder, spec: AllocationSpec) -> _PilotSite:
         penstock="penstock",
         token=f"{POD_LOGIN}/{TOKEN}",
         checkpoints=POD_CHECKPOINTS if spec.pod is not None and spec.pod.claim else "",
-        environment={"PENSTOCK_EXECUTOR_RUN_AS": "executor"},  # a Pod has one account, and is the wall itself
+        environment={
+            "PENSTOCK_EXECUTOR_RUN_AS": "executor",  # a Pod has one account, and is the wall itself
+            **({"PENSTOCK_EXECUTOR_IMAGE": spec.pod.image} if spec.pod is not None else {}),
+        },
         on_signal="trap 'kill -TERM \"$executor\" 2> /dev/null' TERM INT",  # the kubelet signals this shell alone
     )
 

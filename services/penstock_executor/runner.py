@@ -274,6 +274,7 @@ class Executor:
             new_privileges=settings.new_privileges,
             most_tasks=settings.most_tasks,
             cwd=os.getcwd(),
+            image=settings.image,
             work=self.work_folders.folder,
             pass_env=settings.pass_env,
             heard=str(self.page.path),
@@ -500,7 +501,7 @@ class Executor:
         job = self.live.state.jobs[job_id]
         key, log = (job_id, job.epoch), self.shell.log.bind(job_id=job_id, epoch=job.epoch)
         container = None
-        if job.spec.image:
+        if job.spec.image not in {"", self.settings.image}:
             devices = [
                 device for device in self.host.site.devices if device.index in machine.devices_of(job, self.node_id)
             ]
@@ -584,6 +585,7 @@ class Executor:
             host_memory_bytes=self.capacity.memory_bytes,
             held_by=self.host.limits.enforcer.name,
             containers=self.containers.runtimes.names,
+            image=self.settings.image,
             until_s=self.settings.leave_at_s,
             at_s=self.shell.now_s(),
         )

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from penstock_executor.run_credentials import SharedSecret
 from penstock_executor.run_identity import IdentityRule, RunAs
-from penstock_log.spec import Name
+from penstock_log.spec import Image, Name
 from penstock_sharing.lanes.turn_policy import TurnPolicyName as Policy
 
 _MIB: Final = 1 << 20
@@ -70,6 +70,8 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
     containers : {"auto", "docker", "podman", "apptainer", "bubblewrap", "none"}
         What runs the jobs that have an ``image``. ``auto``: docker where its daemon answers, else podman, and beside
         them apptainer and bubblewrap where they are installed. ``none``: such jobs do not come to this node.
+    image : str
+        The image in which the executor itself runs, as in a Pod. Jobs of this very name run here without a container.
     image_pull_s : float
         The longest time that getting an image from its registry may take, in seconds.
     warm_starts : {"learn", "preload", "off"}
@@ -193,6 +195,7 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
     sandbox: SandboxName = "none"
     writable: tuple[str, ...] = ()
     containers: ContainersName = "auto"
+    image: Image = ""
     image_pull_s: Annotated[float, Meta(gt=0)] = 1800.0
     warm_starts: Literal["learn", "preload", "off"] = "learn"
     warm_servers: Annotated[int, Meta(ge=0)] = 4

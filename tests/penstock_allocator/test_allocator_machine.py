@@ -30,6 +30,7 @@ from penstock_log import (
     RoundDecided,
     Slot,
 )
+from penstock_log.allocation_spec import PodOptions
 from penstock_scheduler.pool.pool_index import PoolIndex
 from penstock_testing import Scenario, delivery
 
@@ -304,3 +305,13 @@ def test_two_thousand_jobs_ask_for_no_more_pilots_than_the_backlog() -> None:
         one.fold.apply(delivery(one.fold.last_seq + 1, job(f"j{number}")))
     decision = one.decider.decide(one.state, 10.0)
     assert len(planned([fact for proposal in decision.proposals for fact in proposal.facts])) == 2
+
+
+def test_a_job_of_an_image_brings_a_pod_of_that_image_and_no_other() -> None:
+    def pods(name: str, image: str) -> AllocationAdded:
+        spec = AllocationSpec(provider="kubernetes", pod=PodOptions(image=image))
+        return AllocationAdded(name=name, spec=spec, at_s=0.0)
+
+    one = allocator().given(pods("jax", "lab/jax:1"), pods("torch", "lab/torch:1"), job("j", image="lab/torch:1"))
+    assert planned(one.at(5.0).settle()) == ["torch-1"]
+    assert planned(allocator().given(pods("jax", "lab/jax:1"), job("j", image="lab/torch:1")).at(5.0).settle()) == []

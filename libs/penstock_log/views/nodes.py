@@ -57,6 +57,8 @@ class NodeView(View, frozen=True, kw_only=True):
         How jobs are held to their part of its memory; empty: they are not.
     containers : tuple of str
         What runs the images of jobs there; empty: nothing.
+    image : str
+        The image in which its executor runs, whose jobs need nothing of that; empty: none.
     """
 
     id: str
@@ -71,6 +73,7 @@ class NodeView(View, frozen=True, kw_only=True):
     host_memory_bytes: int = 0
     held_by: str = ""
     containers: tuple[str, ...] = ()
+    image: str = ""
 
 
 class NodeMemoryView(View, frozen=True, kw_only=True):
