@@ -7,13 +7,14 @@ what one might suspect and what clears it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import cache
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import Final, NamedTuple
 
 import msgspec
 
+from penstock_cluster.allocations import Allocation
 from penstock_gateway import dependencies, idle_runs, job_fit, job_sizes, time_limits
 from penstock_gateway.dependencies import begin_text
 from penstock_gateway.job_fit import NodeFit
@@ -48,6 +49,8 @@ _NO_PLACE: Final = {*_NEVER, "held", "dependency", "array", "begin", "reservatio
 _AGED: Final = {"fairness", "reservation", "class_quota"}
 """Causes that may be others' by now."""
 _OF_THAT_MOMENT: Final = frozenset({"held", "dependency", "array", "begin", "backoff"})
+_MOST_PILOTS: Final = 2
+"""How many words about allocations an explanation has."""
 _RULED_OUT_FOR_DEVICES: Final = {"capacity", "gang", "order"}
 
 
@@ -65,6 +68,17 @@ def _with_parked(view: WhyView, job: Job) -> WhyView:
         return view
     where = f"its process is parked on {parked.node_id} ({gibibytes(parked.held_bytes)}), to go on without a load"
     return msgspec.structs.replace(view, evidence=f"{view.evidence}; {where}" if view.evidence else where)
+
+
+def _pilots(allocations: Iterable[Allocation], pool: str) -> Iterator[str]:
+    """Yield what keeps the pilots of a pool's allocations, which would bring nodes, as far as it is known."""
+    for one in allocations:
+        if one.spec.pool != pool or one.removed_s:
+            continue
+        if one.paused_s:
+            yield f"allocation {one.name} is paused" + (f": {one.paused_reason}" if one.paused_reason else "")
+        for pilot in islice((pilot for pilot in one.coming if pilot.waits and not pilot.started_s), 1):
+            yield f"pilot {pilot.id} waits: {pilot.waits}"
 
 
 def ruled_out_causes(
@@ -131,7 +145,13 @@ class WaitExplainer:
             resized=past.sizing.resizes[-1] if past.sizing is not None and past.sizing.resizes else None,
             freed=past.freed if job.state is JobState.PENDING else {},
         )
-        return _with_parked(self._of_waiting(job, view), job) if job.state is JobState.PENDING else view
+        if job.state is not JobState.PENDING:
+            return view
+        view = _with_parked(self._of_waiting(job, view), job)
+        if view.cause not in FOR_DEVICES | _NEVER:
+            return view
+        pilots = _pilots(self._state.allocations.by_name.values(), job.spec.pool)
+        return msgspec.structs.replace(view, evidence="; ".join([view.evidence, *islice(pilots, _MOST_PILOTS)]))
 
     def _of_waiting(self, job: Job, view: WhyView) -> WhyView:
         """Ask the matcher's round what would start the job, and what it does not wait for."""
