@@ -21,6 +21,7 @@ import msgspec
 from penstock_allocator.machine import AllocatorSettings, AllocatorState, demand_of, room
 from penstock_allocator.pilot_script import PilotFolder, batch_script, node_script, write_pilot
 from penstock_allocator.providers import PilotProvider, ProviderJob, ProviderSilent, SubmissionRefused
+from penstock_allocator.providers.pod_manifest import pod_text
 from penstock_allocator.providers.slurm import command
 from penstock_bus import Append, BusError, Conflict
 from penstock_bus.identity.claims import decoded
@@ -128,12 +129,20 @@ class PilotKeeper:
             said=said,
             pilots=demand.pilots,
             reason=demand.reason,
-            script=batch_script(place, allocation),
+            script=self._script(allocation, place),
             node_script=node_script(place, allocation, f"{asked.name}-1"),
             command=tuple(command(asked.spec, allocation.pilot_name(f"{asked.name}-1"), place)),
         )
         shutil.rmtree(place.folder, ignore_errors=True)
         return Reply(body=msgspec.json.encode(view))
+
+    @staticmethod
+    def _script(allocation: Allocation, place: PilotFolder) -> str:
+        """Return what would be submitted; nothing where its files could not be written."""
+        if allocation.spec.provider != "kubernetes":
+            return batch_script(place, allocation)
+        name = allocation.pilot_name(f"{allocation.name}-1")
+        return pod_text(allocation.spec, name, place) if place.node.exists() and place.token.exists() else ""
 
     def _begin_looks(self, looks: asyncio.TaskGroup) -> None:
         """Look at the allocations that are due, side by side: a provider that takes its time delays no other's."""

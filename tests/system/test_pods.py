@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,7 +17,7 @@ from typing import Any
 
 import pytest
 from clusters import Cluster, running, signal_all, until
-from kube_server import NAMESPACE, Key, KubeServer, Object, Refused
+from kube_server import ADMIN, NAMESPACE, Key, KubeServer, Object, Refused
 from kubelets import Kubelets
 
 import penstock
@@ -138,6 +140,42 @@ async def test_each_run_has_a_pod_of_its_own_and_nothing_is_left(
     began = [name for name in kubelets.began if "-lab-" in name]
     assert len(began) == len(set(began)) == 5
     assert not [key for key in server.objects if key.resource in {"pods", "secrets"}]
+
+
+async def test_a_dry_run_shows_the_pod_and_what_the_server_says_of_it(cluster: Cluster, server: KubeServer) -> None:
+    shown = cluster.run("alloc", "dry-run", "kubernetes", "--image", "penstock", "--name", "Lab_A", "--one-run").stdout
+    assert "provider: a Pod penstock-lab-a-trial-1 would be made in namespace lab" in shown
+    assert "restartPolicy: Never" in shown
+    assert "export PENSTOCK_EXECUTOR_LEAVE_AFTER_RUNS=1" in shown
+    refused = cluster.tried("alloc", "dry-run", "kubernetes", "--image", "penstock", "--namespace", "x" * 64)
+    assert refused.returncode == 2, refused
+    with server.lock:
+        assert not [key for key in server.objects if key.resource in {"pods", "secrets"}]
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed here")
+async def test_kubectl_finds_deletes_and_drains_what_it_finds(
+    cluster: Cluster, server: KubeServer, kubelets: Kubelets, tmp_path: Path
+) -> None:
+    def kubectl(*words: str) -> str:
+        login = f"--kubeconfig={server.kubeconfig(tmp_path / 'admin', ADMIN)}"
+        return subprocess.run(["kubectl", login, *words], capture_output=True, text=True, check=True).stdout
+
+    notes, labels = tmp_path / "notes", "-l=penstock.dev/allocation=seen"
+    async with cluster.client() as client, asyncio.timeout(2 * MOST_S):
+        await client.add_allocation("seen", allocation())
+        job_id = (await client.submit(**job(notes, "digits", steps=80, step_s=0.1))).id
+        name = await pod_of(client, notes, [job_id], 5)
+        assert await asyncio.to_thread(kubectl, "get", "pods", labels, "-o", "name") == f"pod/{name}\n"
+        await asyncio.to_thread(kubectl, "delete", "pod", name)
+        name = await pod_of(client, notes, [job_id], 5)
+        node = server.get(Key("pods", NAMESPACE, name))["spec"]["nodeName"]
+        drained = await asyncio.to_thread(kubectl, "drain", node, "--force", "--delete-emptydir-data")
+        assert f"pod/{name} evicted" in drained
+        await asyncio.to_thread(kubectl, "uncordon", node)
+        assert (await client.wait(job_id)).state == "CD"
+        await removed(client, "seen")
+    assert ends(notes, job_id) == whole(80)
 
 
 async def test_a_run_whose_pod_is_evicted_saves_and_goes_on_in_the_next_pod(

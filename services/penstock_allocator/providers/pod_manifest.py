@@ -12,6 +12,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+import yaml
+
 from penstock_allocator.pilot_script import POD_CHECKPOINTS, POD_LOGIN, TOKEN, PilotFolder, margin_s
 from penstock_log import AllocationSpec
 from penstock_log.allocation_spec import PodOptions
@@ -109,6 +111,15 @@ def _container(spec: AllocationSpec, pod: PodOptions, place: PilotFolder) -> Man
         "volumeMounts": mounts,
         **({"resources": {"limits": {pod.gpu_resource: str(spec.gpus)}}} if pod.gpu_resource else {}),
     }
+
+
+def pod_text(spec: AllocationSpec, name: str, place: PilotFolder) -> str:
+    """Return the Pod of a pilot in YAML, without the script that it runs."""
+    pod = pod_manifest(spec, name, place, [])
+    script = place.node.read_text(encoding="utf-8")
+    for container in pod["spec"]["containers"]:
+        container["command"] = ["the script below" if word == script else word for word in container.get("command", ())]
+    return yaml.safe_dump(pod, sort_keys=False)
 
 
 def secret_manifest(name: str, place: PilotFolder, owners: list[Manifest]) -> Manifest:
