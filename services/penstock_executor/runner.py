@@ -166,7 +166,7 @@ class Executor:
         self.parking = ParkedRuns(
             self.host,
             capacity,
-            settings.park_bytes,
+            0 if settings.leave_after_runs else settings.park_bytes,  # it leaves, and what is parked would go with it
             clock=shell.now_s,
             spawn=self._spawn,
             finish_output=self.telemetry.finish_output,
