@@ -15,8 +15,9 @@ from typing import Final, Literal
 
 import msgspec
 
-from penstock_cluster.nodes import Node
+from penstock_cluster.nodes import Cluster, Node
 from penstock_log import (
+    TERMINAL,
     AllocationAdded,
     AllocationPaused,
     AllocationRemoved,
@@ -24,12 +25,16 @@ from penstock_log import (
     AllocationSpec,
     Device,
     Event,
+    JobTable,
     NodeJoined,
     PilotEnded,
     PilotPlanned,
     PilotsPaused,
     PilotStarted,
     PilotSubmitted,
+    PilotWaits,
+    PilotWithdrawn,
+    RunEnded,
 )
 from penstock_log.allocation_spec import LABEL_ALLOCATION, LABEL_PILOT
 
@@ -38,6 +43,9 @@ KEPT: Final = 20
 GUESSED_BYTES: Final = 1 << 50
 """Memory of a device of which nothing is known yet: it holds any job."""
 GUESSED_KIND: Final = "unknown"
+_SHORTEST_MARGIN_S: Final = 10.0
+_LONGEST_MARGIN_S: Final = 120.0
+_MARGIN_SHARE: Final = 0.2
 
 OF_ALLOCATIONS: Final[frozenset[type[Event]]] = frozenset(
     {
@@ -50,6 +58,8 @@ OF_ALLOCATIONS: Final[frozenset[type[Event]]] = frozenset(
         PilotPlanned,
         PilotStarted,
         PilotSubmitted,
+        PilotWaits,
+        PilotWithdrawn,
         PilotsPaused,
     }
 )
@@ -70,6 +80,12 @@ class Pilot(msgspec.Struct, kw_only=True):
         When, seconds since the epoch; 0 for what has not happened. It has joined when the first of its nodes has.
     nodes : tuple of str
         Its nodes that have joined.
+    waits : str
+        Why it has not started yet, in its provider's words; empty where that is not known.
+    waits_s : float
+        When the provider said so first.
+    withdrawn_s : float
+        Since when it is to be cancelled, unless it has started, as no job would run on it any more.
     end, end_reason : str
         How it ended, and why in words.
     """
@@ -85,8 +101,16 @@ class Pilot(msgspec.Struct, kw_only=True):
     joined_s: float = 0.0
     ended_s: float = 0.0
     nodes: tuple[str, ...] = ()
+    waits: str = ""
+    waits_s: float = 0.0
+    withdrawn_s: float = 0.0
     end: str = ""
     end_reason: str = ""
+
+    @property
+    def is_withdrawn(self) -> bool:
+        """Whether no node is expected of it any more, though its provider may still have it."""
+        return bool(self.withdrawn_s) and not self.started_s
 
     @property
     def state(self) -> Literal["planned", "waiting", "starting", "running", "ended"]:
@@ -124,6 +148,11 @@ class Allocation(msgspec.Struct, kw_only=True):
         Those that have not ended.
     ended : list of Pilot
         The last ones that have.
+    ends : dict of str to int
+        How pilots have ended so far → how many, since it was added.
+    refused : dict of str to str
+        User whose jobs a node of its pilots has refused → why, in words: further pilots would refuse them as well,
+        until a person resumes the allocation.
     devices : tuple of Device
         What a node of its pilots had last; empty before the first one joined.
     cpus, host_memory_bytes, containers
@@ -144,6 +173,8 @@ class Allocation(msgspec.Struct, kw_only=True):
     failure: str = ""
     pilots: dict[str, Pilot] = msgspec.field(default_factory=dict)
     ended: list[Pilot] = msgspec.field(default_factory=list)
+    ends: dict[str, int] = msgspec.field(default_factory=dict)
+    refused: dict[str, str] = msgspec.field(default_factory=dict)
     devices: tuple[Device, ...] = ()
     cpus: float = 0.0
     host_memory_bytes: int = 0
@@ -158,8 +189,8 @@ class Allocation(msgspec.Struct, kw_only=True):
 
     @property
     def coming(self) -> list[Pilot]:
-        """Its pilots that have no node yet."""
-        return [pilot for pilot in self.pilots.values() if not pilot.joined_s]
+        """Its pilots that have no node yet, without those that are withdrawn."""
+        return [pilot for pilot in self.pilots.values() if not pilot.joined_s and not pilot.is_withdrawn]
 
     @property
     def has_known_size(self) -> bool:
@@ -202,6 +233,8 @@ class Allocation(msgspec.Struct, kw_only=True):
             So many seconds after the first node of a pilot, nobody expects the others any more.
         """
         for pilot in self.pilots.values():
+            if pilot.is_withdrawn:
+                continue
             if not pilot.joined_s or now_s < pilot.joined_s + join_s:
                 yield from list(self.new_nodes(pilot.id))[len(pilot.nodes) :]
 
@@ -226,6 +259,18 @@ class Allocation(msgspec.Struct, kw_only=True):
                 host_memory_bytes=self.host_memory_bytes,
                 containers=self.containers or ("docker", "podman", "apptainer", "bubblewrap"),
             )
+
+
+def margin_s(spec: AllocationSpec) -> float:
+    """
+    Return how many seconds before its end a pilot's nodes begin to leave: their runs save and go on elsewhere.
+
+    Examples
+    --------
+    >>> [margin_s(AllocationSpec(provider="slurm", walltime_s=walltime_s)) for walltime_s in (60, 300, 3600)]
+    [12.0, 60.0, 120.0]
+    """
+    return min(_LONGEST_MARGIN_S, max(_SHORTEST_MARGIN_S, _MARGIN_SHARE * spec.walltime_s))
 
 
 def devices_asked(spec: AllocationSpec) -> int:
@@ -291,10 +336,22 @@ class AllocationTable(msgspec.Struct):
                 return self._join(event)
             case AllocationRemoved() | AllocationPaused() | AllocationResumed() | PilotsPaused():
                 return self._note_act(event)
-            case PilotPlanned() | PilotSubmitted() | PilotStarted() | PilotEnded():
+            case PilotPlanned() | PilotSubmitted() | PilotStarted() | PilotWithdrawn() | PilotEnded():
                 return self._note_pilot(event)
+            case PilotWaits():
+                self._note_pilot(event)
+                return False  # nothing follows from it
             case _:
                 return False
+
+    def note_refusal(self, event: Event, cluster: Cluster, jobs: JobTable) -> None:
+        """Note whose jobs a pilot's node does not run, if a run's end says so."""
+        if not isinstance(event, RunEnded) or not event.refuses_user:
+            return
+        node, job = cluster.nodes.get(event.node_id), jobs.get(event.job_id)
+        found = self.by_name.get(node.labels.get(LABEL_ALLOCATION, "")) if node is not None else None
+        if found is not None and job is not None and job.state not in TERMINAL:  # others are forgotten by some folds
+            found.refused[job.spec.user] = event.reason
 
     def _add(self, event: AllocationAdded) -> bool:
         if event.name in self.by_name:
@@ -320,9 +377,12 @@ class AllocationTable(msgspec.Struct):
             case AllocationResumed():
                 found.paused_s, found.paused_by, found.paused_reason = 0.0, "", ""
                 found.failures, found.failed_s = 0, 0.0
+                found.refused = {}
         return True
 
-    def _note_pilot(self, event: PilotPlanned | PilotSubmitted | PilotStarted | PilotEnded) -> bool:
+    def _note_pilot(
+        self, event: PilotPlanned | PilotSubmitted | PilotWaits | PilotStarted | PilotWithdrawn | PilotEnded
+    ) -> bool:
         found = self.by_name.get(event.name)
         if found is None:
             return False
@@ -336,8 +396,12 @@ class AllocationTable(msgspec.Struct):
         match event:
             case PilotSubmitted():
                 pilot.provider_id, pilot.token, pilot.submitted_s = event.provider_id, event.token, event.at_s
+            case PilotWaits():
+                pilot.waits, pilot.waits_s = event.reason, event.at_s
             case PilotStarted():
-                pilot.hosts, pilot.started_s = event.hosts, event.at_s
+                pilot.hosts, pilot.started_s, pilot.waits = event.hosts, event.at_s, ""
+            case PilotWithdrawn():
+                pilot.withdrawn_s = event.at_s
             case PilotEnded():
                 self._end(found, pilot, event)
         return True
@@ -346,6 +410,7 @@ class AllocationTable(msgspec.Struct):
         pilot.ended_s, pilot.end, pilot.end_reason = event.at_s, event.state, event.reason
         found.ended.append(found.pilots.pop(pilot.id))
         del found.ended[:-KEPT]
+        found.ends[event.state] = found.ends.get(event.state, 0) + 1
         if event.state in {"failed", "refused", "lost"} and not pilot.joined_s:
             found.failures += 1
             found.failed_s, found.failure = event.at_s, event.reason

@@ -89,6 +89,33 @@ class PilotSubmitted(Event, frozen=True, kw_only=True, tag="pilot.submitted.v1")
     token: str = ""
 
 
+class PilotWaits(Event, frozen=True, kw_only=True, tag="pilot.waits.v1"):
+    """
+    The provider says why a pilot has not started yet; a later one replaces this one.
+
+    Attributes
+    ----------
+    reason : str
+        In the provider's words, such as Slurm's ``Resources``.
+    """
+
+    name: str
+    pilot_id: str
+    reason: str
+
+
+class PilotWithdrawn(Event, frozen=True, kw_only=True, tag="pilot.withdrawn.v1"):
+    """
+    No job would run any more on a pilot that waits for its start: it is cancelled at its provider.
+
+    It ends as cancelled once the provider has it no more. One that had started by then goes on.
+    """
+
+    name: str
+    pilot_id: str
+    reason: str = ""
+
+
 class PilotStarted(Event, frozen=True, kw_only=True, tag="pilot.started.v1"):
     """The provider has begun to run a pilot."""
 

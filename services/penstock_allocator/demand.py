@@ -117,43 +117,42 @@ def spare(
     now_s: float,
     join_s: float,
     rules: RoundRules,
-) -> list[str]:
+) -> int:
     """
-    Return the pilots that wait for their start at their provider, and that no job would use, by their ids.
+    Return how many pilots that wait for their start no waiting job would run on; parameters as for :func:`wanted`.
 
-    The last ones that were submitted are spare. While a job waits that only several pilots hold, and while it is not
-    known what a pilot has, none is.
-
-    Parameters
-    ----------
-    others, refused, join_s, rules
-        As :func:`wanted` has them.
+    The pilots that came last are spare first, and ``min_pilots`` never are. What is in the pool counts as if it were
+    there for good: a job that would start without these pilots does not need them. While a gang waits that would start
+    once the allocation has all of its pilots, none is spare.
     """
-    pending = [pilot.id for pilot in allocation.coming if pilot.submitted_s and not pilot.started_s]
-    if not pending:
-        return []
-    waiting = [job for job in state.jobs_of(allocation.spec.pool, jobs) if job.placement is None and job.startable]
-    if not waiting:
-        return pending
-    each = sum(len(node.devices) for node in allocation.new_nodes("shape"))
-    if not allocation.devices or max(job.spec.gpus for job in waiting) > each:
-        return []
-    coming = [node for one in (allocation, *others) for node in one.missing_nodes(now_s, join_s)]
+    waiting = [pilot for pilot in allocation.coming if not pilot.started_s]
+    staying = sum(not pilot.is_withdrawn for pilot in allocation.pilots.values())
+    most = min(len(waiting), staying - allocation.spec.min_pilots)
+    if most < 1:
+        return 0
+    asking = [job for job in state.jobs_of(allocation.spec.pool, jobs) if job.placement is None and job.startable]
+    if not asking:
+        return most
     trial = _Trial(state, jobs, allocation.spec.pool, refused=refused, now_s=now_s, rules=rules)
+    own = {pilot.id for pilot in waiting}
+    coming = [node for one in (allocation, *others) for node in one.missing_nodes(now_s, join_s)]
+    rest = [node for node in coming if node.labels.get(LABEL_PILOT) not in own]
 
-    def starts(kept: int) -> int:
-        without = {*pending[kept:]}
-        return len(trial.starts(node for node in coming if node.labels.get(LABEL_PILOT) not in without))
+    def starts(shape: Sequence[Node], pilots: int) -> int:
+        names = [pilot.id for pilot in waiting[:pilots]] + [f"more-{n}" for n in range(pilots - len(waiting))]
+        return len(trial.starts([*rest, *(node for name in names for node in _named(shape, name))]))
 
-    too_few, enough = -1, len(pending)
-    count_of_all = starts(enough)
-    while enough - too_few > 1:
-        kept = (too_few + enough) // 2
-        if starts(kept) < count_of_all:
-            too_few = kept
-        else:
-            enough = kept
-    return pending[enough:]
+    needed, ever = len(waiting) - most, len(waiting) + allocation.spec.max_pilots - len(allocation.pilots)
+    largest = max(job.spec.gpus for job in asking)
+    for shape in _shapes(allocation, asking, largest):
+        all_start, too_few, enough = starts(shape, len(waiting)), needed - 1, len(waiting)
+        if largest > sum(len(node.devices) for node in shape) and starts(shape, ever) > all_start:
+            return 0
+        while enough - too_few > 1:
+            pilots = (too_few + enough) // 2
+            too_few, enough = (too_few, pilots) if starts(shape, pilots) >= all_start else (pilots, enough)
+        needed = max(needed, enough)
+    return len(waiting) - needed
 
 
 def _fewest(

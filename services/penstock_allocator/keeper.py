@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from penstock_allocator.machine import AllocatorSettings, AllocatorState, demand_of, room, spare_of
+from penstock_allocator.machine import AllocatorSettings, AllocatorState, demand_of, room
 from penstock_allocator.pilot_script import PilotFolder, batch_script, node_script, write_pilot
 from penstock_allocator.providers import PilotProvider, ProviderJob, ProviderSilent, SubmissionRefused
 from penstock_allocator.providers.slurm import command
@@ -30,7 +30,7 @@ from penstock_bus.port import NoResponders, Reply, Request, ServiceError
 from penstock_bus.replica import Replica
 from penstock_bus.shell import Shell
 from penstock_cluster.allocations import Allocation, Pilot
-from penstock_log import Commit, PilotEnded, PilotStarted, PilotSubmitted, subjects
+from penstock_log import Commit, PilotEnded, PilotStarted, PilotSubmitted, PilotWaits, subjects
 from penstock_log.allocation_facts import PilotEnd
 from penstock_log.codec import AnyEvent
 from penstock_log.request_bodies import AllocationRequest, RevokeRequest, TokenRequest
@@ -49,6 +49,12 @@ _TICK_S: Final = 0.25
 _SOON_S: Final = 0.25
 """How soon after a submission it is looked whether the pilot has started, as its provider may have room; or after a
 submission to a provider that did not answer, whether it does."""
+
+
+_NOTE_S: Final = 30.0
+"""The least time between two notes of why a pilot waits, which Slurm may change at each of its rounds."""
+_LONGEST: Final = 200
+_SPARE: Final = "no job would run on it any more"
 
 
 class NoToken(Exception):
@@ -80,8 +86,6 @@ class PilotKeeper:
         self._looked_s: dict[str, float] = {}
         self._looking: set[str] = set()
         self._silent: dict[str, str] = {}
-        self._spare_s: dict[str, dict[str, float]] = {}
-        self._withdrawn: set[str] = set()
         self._tokens: dict[str, tuple[str, str]] = {}
         self.moved = asyncio.Event()
         """Set where there may be something to do before the next look."""
@@ -148,8 +152,10 @@ class PilotKeeper:
         """Say whether it is time for a look: at once where there is something to do, soon after it, then ever later."""
         since_s = self._shell.monotonic() - self._looked_s.get(allocation.name, -math.inf)
         last_s = self._shell.now_s() - since_s
-        asked_s = [allocation.removed_s, *(one.planned_s for one in allocation.pilots.values() if not one.submitted_s)]
-        submitted_s = (one.submitted_s for one in allocation.pilots.values() if not one.started_s)
+        pilots = allocation.pilots.values()
+        asked_s = [allocation.removed_s, *(one.planned_s for one in pilots if not one.submitted_s)]
+        asked_s += (one.withdrawn_s for one in pilots)
+        submitted_s = (one.submitted_s for one in pilots if not one.started_s)
         changed_s = max([*asked_s, *submitted_s])
         return max(asked_s) > last_s or since_s >= min(self._settings.poll_s, max(_SOON_S, last_s - changed_s))
 
@@ -194,7 +200,7 @@ class PilotKeeper:
         provider = self._providers[allocation.spec.provider]
         names = {allocation.pilot_name(pilot.id): self.place(pilot.id) for pilot in pilots}
         found = await provider.list_jobs(names)
-        self._note_spare(allocation)
+        await self._note_waits(allocation, pilots, found)
         for pilot in pilots:
             try:
                 await self._move_on(provider, allocation, pilot, found.get(allocation.pilot_name(pilot.id)))
@@ -205,25 +211,21 @@ class PilotKeeper:
                 )
         return silence
 
-    def _note_spare(self, allocation: Allocation) -> None:
-        """Note since when pilots wait for their start that nobody needs."""
-        state, settings = self._replica.live.state, self._settings
-        now = self._shell.monotonic()
-        spare = spare_of(state, allocation, self._shell.now_s(), self._matcher, join_s=settings.join_s)
-        since = self._spare_s.pop(allocation.name, {})
-        self._spare_s[allocation.name] = {pilot_id: since.get(pilot_id, now) for pilot_id in spare}
-
-    def _is_over(self, allocation: Allocation, pilot: Pilot) -> bool:
-        """Say whether nobody has needed a waiting pilot for as long as one may be idle."""
-        since = self._spare_s.get(allocation.name, {}).get(pilot.id)
-        idle_s = allocation.spec.idle_s
-        return since is not None and idle_s > 0 and self._shell.monotonic() - since >= idle_s
-
-    async def _withdraw(self, provider: PilotProvider, pilot: Pilot, job: ProviderJob) -> None:
-        """Take a pilot back that has not started; one that has meanwhile ends for want of runs."""
-        await provider.cancel(job, self.place(pilot.id), only_waiting=True)
-        self._withdrawn.add(pilot.id)
-        self._shell.log.info("pilot_withdrawn", pilot=pilot.id, provider_id=job.id)
+    async def _note_waits(
+        self, allocation: Allocation, pilots: Sequence[Pilot], found: Mapping[str, ProviderJob]
+    ) -> None:
+        """Note why pilots wait for their start, where the provider says something else than before."""
+        facts, now_s = [], self._shell.now_s()
+        for pilot in pilots:
+            job = found.get(allocation.pilot_name(pilot.id))
+            if job is None or job.state != "waiting" or not pilot.submitted_s or not job.reason:
+                continue
+            if job.reason != pilot.waits and now_s >= pilot.waits_s + _NOTE_S:
+                facts.append(
+                    PilotWaits(name=allocation.name, pilot_id=pilot.id, reason=job.reason[:_LONGEST], at_s=now_s)
+                )
+        if facts:
+            await self._append(allocation, *facts)
 
     async def _move_on(
         self, provider: PilotProvider, allocation: Allocation, pilot: Pilot, job: ProviderJob | None
@@ -237,8 +239,8 @@ class PilotKeeper:
             await self._conclude(allocation, pilot, job)
         elif allocation.removed_s:
             await provider.cancel(job, self.place(pilot.id))
-        elif job.state == "waiting" and not pilot.started_s and self._is_over(allocation, pilot):
-            await self._withdraw(provider, pilot, job)
+        elif pilot.is_withdrawn and job.state == "waiting":
+            await provider.cancel(job, self.place(pilot.id), only_waiting=True)
         elif job.state == "running" and not pilot.started_s:
             fact = PilotStarted(name=allocation.name, pilot_id=pilot.id, hosts=job.hosts, at_s=self._shell.now_s())
             await self._append(allocation, fact)
@@ -250,8 +252,9 @@ class PilotKeeper:
     ) -> None:
         """Submit a pilot that is planned, unless its provider has it already: an earlier allocator ended in between."""
         now_s, token = self._shell.now_s(), ""
-        if job is None and allocation.removed_s:
-            await self._end(allocation, pilot, "cancelled", "its allocation was removed")
+        if job is None and (allocation.removed_s or pilot.is_withdrawn):
+            why = "its allocation was removed" if allocation.removed_s else _SPARE
+            await self._end(allocation, pilot, "cancelled", why)
             return
         if job is None:
             others = [one.provider_id for one in allocation.pilots.values() if one.provider_id]
@@ -277,10 +280,9 @@ class PilotKeeper:
     async def _conclude(self, allocation: Allocation, pilot: Pilot, job: ProviderJob | None) -> None:
         """Say how a pilot ended that its provider has no more, or says has ended."""
         said = job.reason if job is not None else "the provider has it no more"
-        if pilot.id in self._withdrawn and not pilot.started_s:
-            await self._end(allocation, pilot, "cancelled", "it was withdrawn before its start: no job needed it")
-            return
-        if allocation.removed_s or (job is not None and job.state == "cancelled"):
+        if pilot.is_withdrawn:
+            await self._end(allocation, pilot, "cancelled", _SPARE)
+        elif allocation.removed_s or (job is not None and job.state == "cancelled"):
             await self._end(allocation, pilot, "cancelled", said)
         elif pilot.joined_s:
             await self._end(allocation, pilot, "finished", said)
@@ -312,7 +314,6 @@ class PilotKeeper:
                 await self._ask_issuer("revoke", ask)
             except BusError as error:  # it ends by itself
                 self._shell.log.warning("token_not_revoked", token=token, error=str(error))
-        self._withdrawn.discard(pilot.id)
         at_s = self._shell.now_s()
         fact = PilotEnded(name=allocation.name, pilot_id=pilot.id, state=state, reason=reason[:1_000], at_s=at_s)
         await self._append(allocation, fact)

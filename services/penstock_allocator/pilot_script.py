@@ -16,14 +16,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from penstock_cluster.allocations import Allocation
-from penstock_log.allocation_spec import LABEL_ALLOCATION, LABEL_PILOT, AllocationSpec
+from penstock_cluster.allocations import Allocation, margin_s
+from penstock_log.allocation_spec import LABEL_ALLOCATION, LABEL_PILOT
 
 TOKEN: Final = "token"  # noqa: S105 - the name of a file
 OUTPUT: Final = "output.txt"
-_SHORTEST_MARGIN_S: Final = 10.0
-_LONGEST_MARGIN_S: Final = 120.0
-_MARGIN_SHARE: Final = 0.2
 
 
 class PilotFolder(NamedTuple):
@@ -71,18 +68,6 @@ class PilotFolder(NamedTuple):
             return ""
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         return " / ".join(lines[-3:])[-most:]
-
-
-def margin_s(spec: AllocationSpec) -> float:
-    """
-    Return how many seconds before its end a pilot's nodes begin to leave: their runs save and go on elsewhere.
-
-    Examples
-    --------
-    >>> [margin_s(AllocationSpec(provider="slurm", walltime_s=walltime_s)) for walltime_s in (60, 300, 3600)]
-    [12.0, 60.0, 120.0]
-    """
-    return min(_LONGEST_MARGIN_S, max(_SHORTEST_MARGIN_S, _MARGIN_SHARE * spec.walltime_s))
 
 
 def write_pilot(place: PilotFolder, allocation: Allocation, pilot_id: str, token: str) -> None:

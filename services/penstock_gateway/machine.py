@@ -102,7 +102,7 @@ NOTIFY_SCHEMES: Final = (
 """Kinds of addresses that say nothing on the gateway's machine itself."""
 NOTIFY_REFUSED: Final = ("127.0.0.0/8", "::1/128", "0.0.0.0/8", "::/128", "169.254.0.0/16", "fe80::/10")
 """Networks to which no message goes: the gateway's machine, and what is on its link."""
-SCHEMA: Final = "gateway.v42"
+SCHEMA: Final = "gateway.v43"
 
 
 class GatewayState(SchedulerState):
@@ -245,6 +245,7 @@ def apply(state: GatewayState, event: Event, seq: int) -> None:
 def _note_nodes(state: GatewayState, event: Event, seq: int) -> None:
     """Note what a fact says of nodes, and of allocations, from which some of them come."""
     state.allocations.apply(event)
+    state.allocations.note_refusal(event, state.cluster, state.jobs)
     _note_gone(state, event, seq)
     if type(event) in OF_NODES:
         node_history.note(state.node_histories, event)

@@ -20,6 +20,7 @@ from penstock_gateway.job_fit import NodeFit
 from penstock_gateway.job_history import device_names
 from penstock_gateway.machine import GatewayState
 from penstock_gateway.past_tables import PastJobs
+from penstock_gateway.pilot_outlooks import NO_NODE, PILOT, PilotOutlooks
 from penstock_log import ACTIVE, TERMINAL, Job, JobTable, Wait, workload
 from penstock_log.decision_facts import FOR_DEVICES
 from penstock_log.job_state import JobState
@@ -41,9 +42,7 @@ _ENDINGS: Final = {
     JobState.CANCELLED: "was cancelled",
 }
 
-_NEVER: Final = {"never_fits", "no_nodes", "node_down"}
-"""Causes of jobs that no node could start now, whatever ends."""
-_NO_PLACE: Final = {*_NEVER, "held", "dependency", "array", "begin", "reservation", "class_quota"}
+_NO_PLACE: Final = {*NO_NODE, PILOT, "held", "dependency", "array", "begin", "reservation", "class_quota"}
 """Causes with which it does not matter who stands before the job."""
 _AGED: Final = {"fairness", "reservation", "class_quota"}
 """Causes that may be others' by now."""
@@ -115,6 +114,7 @@ class WaitExplainer:
     def __init__(self, state: GatewayState, now_s: float, settings: MatcherSettings | None = None) -> None:
         self._state, self._now_s, self._settings = state, now_s, settings or MatcherSettings()
         self._fit = NodeFit(state.cluster)
+        self._outlooks = PilotOutlooks(state, now_s, self._settings)
         self._rules = cache(lambda pool: rules_of(state, pool, self._settings))
 
     def explain(self, job: Job) -> WhyView:
@@ -144,6 +144,7 @@ class WaitExplainer:
         asks = unexplained or aged  # the round spoke of the first in the order alone; or others may be stopped by now
         if asks and (wait := what_if.wait_of(pool, job.id, self._now_s, rules)) is not None:
             view = msgspec.structs.replace(view, cause=wait.cause, evidence=wait.evidence, remedy=wait.remedy)
+        view = self._outlooks.told(view, job.spec)
         best = Alternatives(pool, self._now_s, rules).best(job)
         rank = self._rank(job, pool) if view.cause not in _NO_PLACE else None
         borrowers = borrowers_of(pool, self._now_s, rules) if in_force.quotas else ()
@@ -169,8 +170,10 @@ class WaitExplainer:
         if job.state is not JobState.PENDING:
             return ""
         if job.startable and job.not_before_s <= self._now_s and (wait := self._explained(job)) is not None:
-            return wait.cause  # of thousands of jobs, nobody reads the evidence
-        return self.waiting(job).cause
+            found: str = wait.cause  # of thousands of jobs, nobody reads the evidence
+        else:
+            found = self.waiting(job).cause
+        return PILOT if found in NO_NODE and self._outlooks.awaited(job.spec) is not None else found
 
     def _present_cause(self, job: Job) -> StateCause:
         if job.state in TERMINAL:
@@ -237,7 +240,7 @@ class WaitExplainer:
         key = pool.index.entries[job.id].key
         before = pool.index.ranked(takewhile(lambda other: other < key, pool.index.waiting))
         jobs = (ranked.job for ranked in before if not ranked.sample and may_start(ranked.job, self._now_s))
-        return RankView(queue=own.queue, ahead=sum(self.cause(other) not in _NEVER for other in jobs))
+        return RankView(queue=own.queue, ahead=sum(self.cause(other) not in {*NO_NODE, PILOT} for other in jobs))
 
 
 def _own(state: GatewayState, job: Job, now_s: float) -> StateCause | None:
@@ -310,7 +313,7 @@ def _fairness(pool: PoolView, rules: RoundRules) -> str:
 def _what_it_asks_for(job: Job, cause: str, pool: PoolView) -> Iterator[str]:
     spec, idle, whole = job.spec, pool.index.free, pool.index.whole
     most = max(whole.kinds(spec).values(), default=0)
-    if cause not in _NEVER and most >= spec.gpus:
+    if cause not in NO_NODE and most >= spec.gpus:
         there = f"there {'is' if most == 1 else 'are'} {most}"
         yield f"not its size: it asks for {count(spec.gpus, 'device')}, and {there} of one kind that it accepts"
     if (

@@ -10,7 +10,7 @@ from matcher_facts import device, job, node
 from matcher_facts import ended as run_ended
 
 from penstock_allocator import demand
-from penstock_allocator.machine import AllocatorSettings, AllocatorState, decider, spare_of
+from penstock_allocator.machine import AllocatorSettings, AllocatorState, decider
 from penstock_log import (
     AllocationAdded,
     AllocationPaused,
@@ -26,12 +26,12 @@ from penstock_log import (
     PilotsPaused,
     PilotStarted,
     PilotSubmitted,
+    PilotWithdrawn,
     Placement,
     RoundDecided,
     Slot,
 )
 from penstock_scheduler.pool.pool_index import PoolIndex
-from penstock_scheduler.pool.pool_settings import MatcherSettings
 from penstock_testing import Scenario, delivery
 
 Allocator = Scenario[AllocatorState]
@@ -257,40 +257,6 @@ def test_an_allocation_that_is_resumed_tries_the_users_again_that_it_refused() -
     assert planned(one.given(AllocationResumed(name="lab", at_s=41.0)).at(42.0).settle()) == ["lab-3"]
 
 
-def spare(one: Allocator) -> list[str]:
-    allocation = one.state.allocations.by_name["lab"]
-    return spare_of(one.state, allocation, 12.0, MatcherSettings(), join_s=300.0)
-
-
-def with_three_that_wait(*facts: AnyEvent, **fields: Any) -> Allocator:
-    one = known(backlog=9, **fields)
-    for number in (2, 3, 4):
-        one.given(PilotPlanned(name="lab", pilot_id=f"lab-{number}", at_s=10.0), submitted(f"lab-{number}", 10.0))
-    return one.given(*facts)
-
-
-def test_pilots_that_wait_are_spare_from_the_last_on_where_fewer_jobs_wait() -> None:
-    assert spare(with_three_that_wait(*(job(f"j{n}") for n in range(6)))) == []
-    assert spare(with_three_that_wait(job("j"), job("k"), job("l"))) == ["lab-4"]
-    assert spare(with_three_that_wait(job("j"))) == ["lab-3", "lab-4"]
-    assert spare(with_three_that_wait()) == ["lab-2", "lab-3", "lab-4"]
-    assert spare(with_three_that_wait(job("j"), node("own", fast=1))) == ["lab-2", "lab-3", "lab-4"]
-
-
-def test_pilots_that_are_kept_that_run_or_that_a_gang_of_several_awaits_are_not_spare() -> None:
-    assert spare(with_three_that_wait(min_pilots=2)) == ["lab-4"]
-    begun = PilotStarted(name="lab", pilot_id="lab-2", at_s=11.0)
-    assert spare(with_three_that_wait(begun)) == ["lab-3", "lab-4"]
-    assert spare(with_three_that_wait(job("j", gpus=8))) == []
-
-
-def test_a_first_pilot_is_spare_only_where_nothing_waits() -> None:
-    one = allocator().given(added(), job("j", kinds=("a100",))).at(5.0)
-    one.settle()
-    assert spare(one.given(submitted("lab-1", 6.0))) == []
-    assert spare(one.given(JobCancelled(job_id="j", at_s=7.0))) == ["lab-1"]
-
-
 def test_a_paused_allocation_and_a_removed_one_plan_nothing() -> None:
     one = known().given(AllocationPaused(name="lab", at_s=9.0), job("j"))
     assert one.settle() == []
@@ -385,3 +351,111 @@ def test_two_thousand_jobs_ask_for_no_more_pilots_than_the_backlog() -> None:
         one.fold.apply(delivery(one.fold.last_seq + 1, job(f"j{number}")))
     decision = one.decider.decide(one.state, 10.0)
     assert len(planned([fact for proposal in decision.proposals for fact in proposal.facts])) == 2
+
+
+def withdrawn(facts: list[AnyEvent]) -> list[str]:
+    return [fact.pilot_id for fact in facts if isinstance(fact, PilotWithdrawn)]
+
+
+def waiting_for(*jobs: str, **fields: Any) -> Allocator:
+    """Return an allocator with a pilot in the provider's queue for each job, which fills one."""
+    one = known(backlog=9, **fields).given(*(job(name, gpus=2) for name in jobs))
+    found = planned(one.settle())
+    assert len(found) == len(jobs)
+    return one.given(*(submitted(pilot_id) for pilot_id in found))
+
+
+def cancelled(*jobs: str, at_s: float) -> list[JobCancelled]:
+    return [JobCancelled(job_id=name, at_s=at_s) for name in jobs]
+
+
+def test_a_pilot_that_waits_is_withdrawn_once_no_job_would_run_on_it_for_a_while() -> None:
+    one = waiting_for("j").given(*cancelled("j", at_s=20.0)).at(20.0)
+    one.then().then_wakes_at(25.0)
+    one.at(25.0).then().then_wakes_at(85.0)
+    assert one.at(84.0).settle() == []
+    [fact] = one.at(85.0).settle()
+    assert withdrawn([fact]) == ["lab-2"]
+    assert one.at(1e6).settle() == []
+
+
+def test_the_pilots_that_came_last_are_withdrawn_first_and_as_many_stay_as_jobs_are_left() -> None:
+    one = waiting_for("j", "k", "l").given(*cancelled("j", "l", at_s=20.0)).at(25.0)
+    one.settle()
+    assert withdrawn(one.at(85.0).settle()) == ["lab-3", "lab-4"]
+    assert one.at(1e6).settle() == []
+
+
+def test_a_pilot_whose_job_runs_elsewhere_by_now_is_withdrawn() -> None:
+    one = waiting_for("j").given(node("own", fast=2)).at(25.0)
+    one.settle()
+    assert withdrawn(one.at(85.0).settle()) == ["lab-2"]
+
+
+def test_jobs_that_come_again_in_time_keep_the_pilot_and_the_time_begins_anew() -> None:
+    one = waiting_for("j").given(*cancelled("j", at_s=20.0)).at(25.0)
+    one.settle()
+    one.given(job("k", gpus=2)).at(50.0)
+    assert one.settle() == []
+    one.given(*cancelled("k", at_s=66.0)).at(66.0)
+    assert one.settle() == []
+    assert one.at(125.0).settle() == []
+    assert withdrawn(one.at(126.0).settle()) == ["lab-2"]
+
+
+def test_a_job_that_comes_in_the_last_moment_keeps_the_pilot() -> None:
+    one = waiting_for("j").given(*cancelled("j", at_s=20.0)).at(25.0)
+    one.settle()
+    one.given(job("k", gpus=2))
+    assert one.at(85.0).settle() == []
+    assert one.at(1e6).settle() == []
+
+
+def test_a_withdrawn_pilot_is_not_on_its_way_for_a_job_that_comes_later() -> None:
+    one = waiting_for("j").given(*cancelled("j", at_s=20.0)).at(25.0)
+    one.settle()
+    one.at(85.0).settle()
+    assert planned(one.given(job("k", gpus=2)).at(86.0).settle()) == ["lab-3"]
+
+
+def test_pilots_that_have_started_or_are_kept_are_not_withdrawn() -> None:
+    one = waiting_for("j").given(*cancelled("j", at_s=20.0), PilotStarted(name="lab", pilot_id="lab-2", at_s=21.0))
+    assert one.at(1e6).settle() == []
+    kept = waiting_for("j", min_pilots=1).given(*cancelled("j", at_s=20.0)).at(20.0)
+    assert kept.settle() == []
+    assert kept.at(1e6).settle() == []
+
+
+def test_a_paused_allocation_withdraws_what_waits_for_nothing() -> None:
+    one = waiting_for("j").given(*cancelled("j", at_s=20.0), AllocationPaused(name="lab", at_s=20.0)).at(25.0)
+    one.settle()
+    assert withdrawn(one.at(85.0).settle()) == ["lab-2"]
+
+
+def test_of_two_allocations_that_wait_for_one_job_one_keeps_its_pilot() -> None:
+    one = allocator().given(added("a", kinds=("fast",), gpus=2), added("b", kinds=("fast",), gpus=2))
+    for name in ("a", "b"):
+        one.given(PilotPlanned(name=name, pilot_id=f"{name}-1", at_s=1.0), submitted(f"{name}-1"))
+    one.given(job("j", gpus=2)).at(10.0)
+    assert one.settle() == []
+    assert withdrawn(one.at(70.0).settle()) == ["a-1"]
+    assert one.at(1e6).settle() == []
+
+
+def test_the_first_pilot_of_which_nothing_is_known_stays_while_any_job_waits_that_it_may_hold() -> None:
+    one = allocator().given(added(), job("j", gpus=3, kinds=("a100",))).at(5.0)
+    assert planned(one.settle()) == ["lab-1"]
+    one.given(submitted("lab-1"))
+    assert one.at(1e6).settle() == []
+    one.given(*cancelled("j", at_s=1e6))
+    assert one.at(1e6 + 15.0).settle() == []
+    assert withdrawn(one.at(1e6 + 75.0).settle()) == ["lab-1"]
+
+
+def test_no_pilot_is_withdrawn_while_a_gang_waits_that_all_pilots_would_hold() -> None:
+    for gpus, gone in ((8, []), (10, ["lab-2"])):
+        one = known(backlog=1).given(job("gang", gpus=8))
+        assert planned(one.settle()) == ["lab-2"]
+        one.given(submitted("lab-2"), job("other", gpus=gpus), *cancelled("gang", at_s=20.0)).at(25.0)
+        one.settle()
+        assert withdrawn(one.at(85.0).settle()) == gone

@@ -35,6 +35,8 @@ from penstock_log import (
     PilotsPaused,
     PilotStarted,
     PilotSubmitted,
+    PilotWaits,
+    PilotWithdrawn,
     subjects,
 )
 from penstock_testing import eventually, subject_of
@@ -196,34 +198,6 @@ async def test_a_pilot_that_starts_at_once_is_seen_to_start_long_before_the_next
         await eventually(count_of(memory_bus, PilotStarted, 1))
 
 
-async def test_a_pilot_that_waits_is_withdrawn_where_its_job_has_gone(
-    memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path
-) -> None:
-    spec = msgspec.structs.replace(ADDED.spec, idle_s=0.05)
-    async with allocator(memory_bus, tmp_path):
-        await tell(memory_bus, msgspec.structs.replace(ADDED, spec=spec), job("j"))
-        await eventually(count_of(memory_bus, PilotSubmitted, 1))
-        await asked_twice_more(provider)
-        assert not provider.cancelled, "its job waits"
-        await tell(memory_bus, JobCancelled(job_id="j", at_s=2.0))
-        await eventually(count_of(memory_bus, PilotEnded, 1))
-    [end] = await told(memory_bus, PilotEnded)
-    assert (end.state, "no job needed it" in end.reason) == ("cancelled", True)  # type: ignore[union-attr]
-
-
-async def test_a_pilot_that_waits_stays_where_it_may_be_idle_for_ever(
-    memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path
-) -> None:
-    spec = msgspec.structs.replace(ADDED.spec, idle_s=0.0)
-    async with allocator(memory_bus, tmp_path):
-        await tell(memory_bus, msgspec.structs.replace(ADDED, spec=spec), job("j"))
-        await eventually(count_of(memory_bus, PilotSubmitted, 1))
-        await tell(memory_bus, JobCancelled(job_id="j", at_s=2.0))
-        await asked_twice_more(provider)
-        await asked_twice_more(provider)
-        assert not provider.cancelled
-
-
 async def test_a_pilot_that_an_earlier_allocator_has_submitted_is_adopted(
     memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path
 ) -> None:
@@ -353,3 +327,53 @@ async def test_the_folders_of_pilots_that_ended_long_ago_are_removed_and_no_othe
         await eventually(lambda: not (tmp_path / "pilots" / "lab-5").exists())
         await asked_twice_more(provider)
     assert sorted(folder.name for folder in (tmp_path / "pilots").iterdir()) == sorted((*kept, "lab-26"))
+
+
+async def test_a_pilot_whose_job_is_cancelled_while_it_waits_is_taken_back_from_the_provider(
+    memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path
+) -> None:
+    async with issuing(memory_bus) as issuer, alone(memory_bus, tmp_path, withdraw_s=0.02):
+        await tell(memory_bus, ADDED, job("j"))
+        await eventually(count_of(memory_bus, PilotSubmitted, 1))
+        await tell(memory_bus, JobCancelled(job_id="j", at_s=2.0))
+        await eventually(count_of(memory_bus, PilotEnded, 1))
+        assert (provider.cancelled, issuer.revoked) == (["1"], 1)
+    [end] = await told(memory_bus, PilotEnded)
+    assert (end.state, end.reason) == ("cancelled", "no job would run on it any more")  # type: ignore[union-attr]
+
+
+async def test_a_withdrawn_pilot_that_has_started_by_then_goes_on(
+    memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path
+) -> None:
+    async with allocator(memory_bus, tmp_path, poll_s=60.0):
+        await tell(memory_bus, ADDED, job("j"))
+        await eventually(count_of(memory_bus, PilotSubmitted, 1))
+        provider.move("running")
+        await tell(memory_bus, PilotWithdrawn(name="lab", pilot_id="lab-1", at_s=2.0))
+        await eventually(count_of(memory_bus, PilotStarted, 1))
+        await asked_twice_more(provider)
+        assert not provider.cancelled
+
+
+async def test_a_withdrawn_pilot_that_was_never_submitted_is_not_submitted_any_more(
+    memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path
+) -> None:
+    planned = PilotPlanned(name="lab", pilot_id="lab-1", at_s=2.0)
+    await tell(memory_bus, ADDED, planned, PilotWithdrawn(name="lab", pilot_id="lab-1", at_s=3.0))
+    async with allocator(memory_bus, tmp_path):
+        await eventually(count_of(memory_bus, PilotEnded, 1))
+    assert not provider.submissions
+
+
+async def test_why_a_pilot_waits_is_noted_once_and_not_at_each_look(
+    memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path
+) -> None:
+    async with allocator(memory_bus, tmp_path):
+        await tell(memory_bus, ADDED, job("j"))
+        await eventually(count_of(memory_bus, PilotSubmitted, 1))
+        provider.jobs = {name: found._replace(reason="Resources") for name, found in provider.jobs.items()}
+        await eventually(count_of(memory_bus, PilotWaits, 1))
+        provider.jobs = {name: found._replace(reason="Priority") for name, found in provider.jobs.items()}
+        await asked_twice_more(provider)
+        await asked_twice_more(provider)
+    assert [fact.reason for fact in await told(memory_bus, PilotWaits)] == ["Resources"]  # type: ignore[union-attr]

@@ -8,6 +8,7 @@ whose nodes run them.
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -50,6 +51,7 @@ Env = Annotated[list[str] | None, typer.Option("--env", help="NAME=VALUE for the
 Options = Annotated[
     list[str] | None, typer.Argument(metavar="[-- OPTION...]", help="For sbatch, such as --partition=gpu.")
 ]
+Limit = Annotated[int, typer.Option("--limit", min=0, help="So many pilots at most; 0: all.")]
 Why = Annotated[str, typer.Option("--reason", help="Kept in the log.")]
 
 
@@ -171,8 +173,8 @@ def list_(ctx: typer.Context, output: Out = "table", at: At = None) -> None:
         render.say("there is no allocation; `penstock alloc add slurm --name NAME` adds one")
 
 
-def show(ctx: typer.Context, name: Named, output: Out = "table", at: At = None) -> None:
-    """Show an allocation and its pilots, those that have ended last."""
+def show(ctx: typer.Context, name: Named, limit: Limit = 50, output: Out = "table", at: At = None) -> None:
+    """Show an allocation and its pilots: those on their way, those that run, and the last that have ended."""
     found = call(ctx, lambda client: client.allocations(moment(at)))
     one = next((one for one in found.allocations if one.name == name), None)
     if one is None:
@@ -181,6 +183,8 @@ def show(ctx: typer.Context, name: Named, output: Out = "table", at: At = None) 
     if render.as_json(one, output):
         return
     _show_head(one)
+    pilots = sorted(one.pilots, key=lambda pilot: (pilot.ended_s is not None, pilot.joined_s is not None))
+    left = len(pilots) - limit if limit else 0
     rows = [
         (
             pilot.id,
@@ -190,14 +194,16 @@ def show(ctx: typer.Context, name: Named, output: Out = "table", at: At = None) 
             clock(pilot.submitted_s),
             clock(pilot.joined_s),
             clock(pilot.ended_s),
-            pilot.reason,
+            _reason(pilot),
         )
-        for pilot in one.pilots
+        for pilot in (pilots[:limit] if limit else pilots)
     ]
     if rows:
         render.say("")
         headers = ("PILOT", "STATE", "ID", "NODES", "SUBMITTED", "JOINED", "ENDED", "REASON")
         render.show_table(headers, rows, wide=output == "wide")
+    if left > 0:
+        render.say(f"{left} more; `--limit 0` lists all")
 
 
 def pause(ctx: typer.Context, name: Named, reason: Why = "", output: AnswerOut = "text") -> None:
@@ -218,6 +224,14 @@ def remove(ctx: typer.Context, name: Named, reason: Why = "", output: AnswerOut 
     render.show_answer(answer, answer.message, output)
 
 
+def _reason(pilot: views.PilotView) -> str:
+    """Return why a pilot waits or ended, and for what it was planned."""
+    if pilot.ended_s is not None:
+        return pilot.reason
+    withdrawn = "withdrawn: no job would run on it" if pilot.withdrawn_s else ""
+    return "; ".join(filter(None, (withdrawn, pilot.waits and f"waits: {pilot.waits}", pilot.reason)))
+
+
 def _show_head(one: views.AllocationView) -> None:
     spec = one.spec
     render.say(f"{one.name}: {one.state}" + (f", {one.reason or one.failure}" if one.reason or one.failure else ""))
@@ -229,6 +243,11 @@ def _show_head(one: views.AllocationView) -> None:
     if spec.options:
         render.say(f"sbatch {shlex.join(spec.options)}")
     render.say(f"devices of a node: {one.devices or 'not known before the first one joins'}")
+    states = Counter(pilot.state for pilot in one.pilots if pilot.ended_s is None)
+    render.say(f"pilots: {', '.join(f'{number} {state}' for state, number in states.items()) or 'none now'}")
+    for user, why in one.refused.items():
+        because = f": {why}" if why else ""
+        render.say(f"refused: jobs of {user or 'nobody'}{because}; `penstock alloc resume {one.name}` tries again")
 
 
 def _spec(

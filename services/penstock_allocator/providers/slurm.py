@@ -116,6 +116,8 @@ def _state(state: str) -> Literal["waiting", "running", "ended", "cancelled"]:
 
 
 def _reason(state: str, reason: str) -> str:
+    if state == "PENDING":
+        return "" if reason == "None" else reason
     return state if reason in {"None", ""} else f"{state}: {reason}"
 
 

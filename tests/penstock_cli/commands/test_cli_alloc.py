@@ -73,6 +73,29 @@ def test_allocations_are_listed_and_shown_with_their_pilots(penstock: Run, gatew
     assert (code, "known: lab" in told) == (4, True)
 
 
+def test_of_a_thousand_pilots_those_on_their_way_are_shown_first_and_not_all(
+    penstock: Run, gateway: FakeGateway
+) -> None:
+    running = [views.PilotView(id=f"lab-{n}", state="running", joined_s=1.0, submitted_s=1.0) for n in range(999)]
+    waiting = views.PilotView(
+        id="last", state="waiting", submitted_s=1.0, waits="Resources", reason="1 job would start"
+    )
+    spec = AllocationSpec(provider="slurm", max_pilots=1_000)
+    refused = {"ann": "the executor runs jobs of its own user alone"}
+    pilots = (*running, waiting)
+    one = views.AllocationView(name="lab", state="active", spec=spec, added_s=1.0, pilots=pilots, refused=refused)
+    gateway.allocations = views.AllocationsView(allocations=(one,), seq=7)
+    lines = penstock("alloc", "show", "lab")[1].splitlines()
+    assert "pilots: 999 running, 1 waiting" in lines
+    assert any(line.startswith("refused: jobs of ann: the executor runs jobs of its own user alone;") for line in lines)
+    first = next(at for at, line in enumerate(lines) if line.startswith("PILOT")) + 1
+    assert lines[first].split()[0] == "last"
+    assert "waits: Resources; 1 job would start" in lines[first]
+    assert lines[-1] == "950 more; `--limit 0` lists all"
+    assert len(penstock("alloc", "show", "lab", "--limit", "0")[1].splitlines()) == len(lines) + 949
+    assert len(json.loads(penstock("alloc", "show", "lab", "-o", "json")[1])["pilots"]) == 1_000
+
+
 @pytest.mark.parametrize("verb", ["rm", "pause", "resume"])
 def test_an_allocation_is_acted_on_by_its_name(penstock: Run, gateway: FakeGateway, verb: str) -> None:
     assert penstock("alloc", verb, "lab", "--reason", "night")[:2] == (0, "done\n")
