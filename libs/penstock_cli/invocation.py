@@ -3,7 +3,8 @@ Invocation: what every command shares, from the connection to the exit code.
 
 :func:`call` connects to the server and runs a command's coroutine; options of many commands are here as types.
 :class:`Failure` and :func:`explain` turn what goes wrong into one line on standard error and an exit code that scripts
-can tell apart. :func:`become` turns a command into a service.
+can tell apart. :func:`read` reads the live log from its beginning to where it ends now. :func:`become` turns a command
+into a service.
 """
 
 from __future__ import annotations

@@ -249,6 +249,7 @@ class Allocation(msgspec.Struct, kw_only=True):
             Device(index=index, kind=kind, memory_bytes=GUESSED_BYTES, backend="emulated")
             for index, kind in enumerate(_guessed(self.spec))
         )
+        image = self.spec.pod.image if self.spec.pod is not None else ""
         for number in range(self.spec.nodes):
             yield Node(
                 id=f"{pilot_id}-{number}",
@@ -257,7 +258,8 @@ class Allocation(msgspec.Struct, kw_only=True):
                 devices=devices,
                 cpus=self.cpus,
                 host_memory_bytes=self.host_memory_bytes,
-                containers=self.containers or ("docker", "podman", "apptainer", "bubblewrap"),
+                containers=self.containers or (("docker", "podman", "apptainer", "bubblewrap") if not image else ()),
+                image=image,
             )
 
 

@@ -107,7 +107,7 @@ class Node(msgspec.Struct, kw_only=True):
     outages : dict of str to DeviceOutage
         Its devices that take no new jobs, by :func:`device_key`. Those that are not among its devices now are kept
         for the day when they come back.
-    cpus, host_memory_bytes, held_by, containers, until_s
+    cpus, host_memory_bytes, held_by, containers, image, until_s
         As :class:`penstock_log.NodeJoined` has them.
     leaving : bool
         Its executor has said that it stops: it takes no new jobs until the next ``NodeJoined``.
@@ -131,6 +131,7 @@ class Node(msgspec.Struct, kw_only=True):
     host_memory_bytes: int = 0
     held_by: Literal["", "cgroup", "rlimit"] = ""
     containers: tuple[str, ...] = ()
+    image: str = ""
     until_s: float = 0.0
     leaving: bool = False
     gone: Literal["", "left", "lost"] = ""
@@ -431,8 +432,8 @@ def asks_of_host(spec: JobSpec) -> bool:
 
 def runs(spec: JobSpec, node: Node) -> bool:
     """Say whether a node has what runs a job's image, which any has where there is none, and takes its user's jobs."""
-    has_runtime = not spec.image or not {*runtimes_of(spec.image)}.isdisjoint(node.containers)
-    return has_runtime and node.id not in spec.refused_by and spec.may_be_on(node.id)
+    has_image = spec.image in {"", node.image} or not {*runtimes_of(spec.image)}.isdisjoint(node.containers)
+    return has_image and node.id not in spec.refused_by and spec.may_be_on(node.id)
 
 
 def of_node(node: Node) -> HostAmount:
@@ -486,6 +487,7 @@ class HostUsage:
         nodes = list(nodes)
         self.shares: Mapping[str, HostAmount] = {node.id: share_of(node) for node in nodes}
         self._containers = {node.id: frozenset(node.containers) for node in nodes}
+        self._images = {node.id: node.image for node in nodes if node.image}
         self.beyond: dict[str, HostAmount] = {}
         self._charged: dict[tuple[str, int], HostAmount] = {}
 
@@ -508,7 +510,9 @@ class HostUsage:
         """Say whether a node has what runs a job's image, and takes its user's jobs: as :func:`runs`."""
         if node_id in spec.refused_by or not spec.may_be_on(node_id):
             return False
-        return not spec.image or not self._containers.get(node_id, _NO_CONTAINERS).isdisjoint(runtimes_of(spec.image))
+        if not spec.image or spec.image == self._images.get(node_id):
+            return True
+        return not self._containers.get(node_id, _NO_CONTAINERS).isdisjoint(runtimes_of(spec.image))
 
     def all_run(self, spec: JobSpec) -> bool:
         """Say whether any devices of a kind will do for a job, on whichever nodes they are."""

@@ -6,15 +6,15 @@ It stands apart from the facts about allocations, since every command loads the 
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal, Optional
 
 import msgspec
 from msgspec import Meta
 
 from penstock_log.spec import Name
 
-Provider = Literal["slurm", "local", "ssh"]
-"""Where pilots run: jobs of a Slurm cluster, child processes of the allocator, hosts that are reached by SSH."""
+Provider = Literal["slurm", "kubernetes", "local", "ssh"]
+"""Where pilots run: jobs of Slurm, Pods of Kubernetes, child processes of the allocator, hosts that SSH reaches."""
 LABEL_ALLOCATION: Final = "allocation"
 LABEL_PILOT: Final = "pilot"
 """Labels of a pilot's nodes."""
@@ -23,13 +23,39 @@ _Word = Annotated[str, Meta(max_length=1_000, pattern=r"^[^\x00\n\r]*$")]
 _Script = Annotated[str, Meta(max_length=20_000)]
 
 
+class PodOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """
+    What the Pods of an allocation are like.
+
+    Attributes
+    ----------
+    image : str
+        The image in which their executors and jobs run; it has the programs ``penstock`` and ``bash``. Jobs that ask
+        for an image run there if it is this one.
+    namespace : str
+        The namespace of the Pods; empty: that of the allocator's own login.
+    gpu_resource : str
+        The name of the resource of which each Pod gets as many as the allocation's ``gpus``; empty: it asks for none.
+    claim : str
+        The PersistentVolumeClaim that holds the jobs' checkpoints; empty: they are in the Pod, and go with it.
+    template : dict
+        A part of a Pod, with ``metadata`` and ``spec``, that is laid over the allocator's own.
+    """
+
+    image: Annotated[str, Meta(max_length=512, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$(?!\n)")]
+    namespace: Annotated[str, Meta(pattern=r"^([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)?$")] = ""
+    gpu_resource: Annotated[str, Meta(max_length=253, pattern=r"^[A-Za-z0-9./_-]*$")] = "nvidia.com/gpu"
+    claim: Annotated[str, Meta(max_length=253, pattern=r"^[a-z0-9.-]*$")] = ""
+    template: dict[str, Any] = {}
+
+
 class AllocationSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """
     What may be taken of a cluster of somebody else's, and how.
 
     Attributes
     ----------
-    provider : {"slurm", "local", "ssh"}
+    provider : {"slurm", "kubernetes", "local", "ssh"}
         What pilots are submitted to.
     pool : str
         The pool of Penstock that their nodes join.
@@ -43,6 +69,8 @@ class AllocationSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         After so many seconds the provider ends a pilot. Its nodes leave in time before that.
     idle_s : float
         A pilot without a run ends itself after so many seconds; 0: it stays for its walltime, as kept ones do.
+    runs : int
+        A pilot's node takes no more once so many runs have ended there, and leaves; 0: it takes one after the other.
     nodes : int
         Nodes of one pilot.
     devices : str
@@ -62,6 +90,8 @@ class AllocationSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     agents : bool
         Whether a memory agent and an aggregation agent run beside each executor: jobs of several processes that
         aggregate need one.
+    pod : PodOptions, optional
+        What Pods are like; of Kubernetes' pilots.
     """
 
     provider: Provider
@@ -71,6 +101,7 @@ class AllocationSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     min_pilots: Annotated[int, Meta(ge=0, le=MOST_PILOTS)] = 0
     walltime_s: Annotated[float, Meta(ge=20, le=366 * 86_400)] = 3600.0
     idle_s: Annotated[float, Meta(ge=0, le=366 * 86_400)] = 300.0
+    runs: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
     nodes: Annotated[int, Meta(ge=1, le=1_000)] = 1
     devices: Annotated[str, Meta(max_length=1_000)] = ""
     kinds: tuple[Name, ...] = ()
@@ -81,3 +112,4 @@ class AllocationSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     teardown: _Script = ""
     environment: dict[str, _Word] = {}
     agents: bool = False
+    pod: Optional[PodOptions] = None

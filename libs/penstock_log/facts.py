@@ -432,7 +432,9 @@ class NodeJoined(Event, frozen=True, kw_only=True, tag="node.joined.v2"):
     held_by : {"", "cgroup", "rlimit"}
         How the executor enforces their share of it; empty: it does not.
     containers : tuple of str
-        What runs the images of jobs here; empty: nothing, so no job with an image comes here.
+        What runs the images of jobs here; empty: nothing, so no job with an image comes here, but for one.
+    image : str
+        The image in which the executor itself runs, as in a Pod: its jobs run here without a container. Empty: none.
     until_s : float
         When the node will leave by itself, in seconds since the epoch: it was lent for a while. 0: nobody knows.
     """
@@ -446,6 +448,7 @@ class NodeJoined(Event, frozen=True, kw_only=True, tag="node.joined.v2"):
     host_memory_bytes: int = 0
     held_by: Literal["", "cgroup", "rlimit"] = ""
     containers: tuple[str, ...] = ()
+    image: str = ""
     until_s: float = 0.0
 
 

@@ -78,8 +78,8 @@ Image = Annotated[
 ]
 NodeShape = tuple[int, tuple[str, ...], tuple[str, ...]]
 """Of how many devices a node gives a multiple, on which nodes alone, and on which not."""
-HostDemand = tuple[float, int, int, tuple[ContainerRuntime, ...], tuple[str, ...], NodeShape]
-"""Processors, bytes in two ways, what runs its image, nodes that refuse its user, and what it asks of its nodes."""
+HostDemand = tuple[float, int, int, str, tuple[str, ...], NodeShape]
+"""Processors, bytes in two ways, its image, nodes that refuse its user, and what it asks of its nodes."""
 MOST_NODES_NAMED: Final = 1_000
 NodeName = Annotated[str, Meta(min_length=1, max_length=128)]
 MOST_SERVERS: Final = 64
@@ -431,8 +431,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def host_demand(self) -> HostDemand:
         """What tells jobs apart that ask for different parts of a host or programs on it, or may not have some."""
-        runtimes, shape = runtimes_of(self.image), (self.gpus_per_node, self.nodes, self.exclude)
-        return self.cpus, self.host_memory_bytes, self.least_host_bytes, runtimes, self.refused_by, shape
+        shape = self.gpus_per_node, self.nodes, self.exclude
+        return self.cpus, self.host_memory_bytes, self.least_host_bytes, self.image, self.refused_by, shape
 
     def may_be_on(self, node_id: str) -> bool:
         """Say whether a node is one on which it may run, as far as its own words go."""

@@ -7,7 +7,7 @@ In reading order:
 * ``withdrawal``: For how long pilots that wait for their start have been too many.
 * ``machine``: Settings, state, apply, decide.
 * ``pilot_script``: The shell scripts that a provider runs as a pilot.
-* ``providers/``: Where pilots run: the port, Slurm, child processes, hosts over SSH.
+* ``providers/``: Where pilots run: the port, Slurm, Kubernetes, child processes, hosts over SSH.
 * ``keeper``: Pilots at their providers: submitted, looked after, cancelled.
 * ``runner``: The allocator on a bus.
 * ``__main__``: The allocator's program.

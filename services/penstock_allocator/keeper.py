@@ -22,6 +22,7 @@ import msgspec
 from penstock_allocator.machine import AllocatorSettings, AllocatorState, demand_of, room
 from penstock_allocator.pilot_script import PilotFolder, batch_script, node_script, write_pilot
 from penstock_allocator.providers import PilotProvider, ProviderJob, ProviderSilent, SubmissionRefused
+from penstock_allocator.providers.pod_manifest import pod_text
 from penstock_allocator.providers.slurm import command
 from penstock_bus import Append, BusError, Conflict
 from penstock_bus.identity.claims import decoded
@@ -53,8 +54,8 @@ submission to a provider that did not answer, whether it does."""
 
 _NOTE_S: Final = 30.0
 """The least time between two notes of why a pilot waits, which Slurm may change at each of its rounds."""
-_LONGEST: Final = 200
 _SPARE: Final = "no job would run on it any more"
+_MOST_REASON: Final = 1_000
 
 
 class NoToken(Exception):
@@ -89,6 +90,13 @@ class PilotKeeper:
         self._tokens: dict[str, tuple[str, str]] = {}
         self.moved = asyncio.Event()
         """Set where there may be something to do before the next look."""
+
+    def look_again(self, provider: str) -> None:
+        """Look at a provider's pilots at once: it has said that something became of one."""
+        for allocation in self._replica.live.state.allocations.by_name.values():
+            if allocation.spec.provider == provider:
+                self._looked_s.pop(allocation.name, None)
+        self.moved.set()
 
     def place(self, pilot_id: str) -> PilotFolder:
         """Return the files of a pilot."""
@@ -130,12 +138,20 @@ class PilotKeeper:
             said=said,
             pilots=demand.pilots,
             reason=demand.reason,
-            script=batch_script(place, allocation),
+            script=self._script(allocation, place),
             node_script=node_script(place, allocation, f"{asked.name}-1"),
             command=tuple(command(asked.spec, allocation.pilot_name(f"{asked.name}-1"), place)),
         )
         shutil.rmtree(place.folder, ignore_errors=True)
         return Reply(body=msgspec.json.encode(view))
+
+    @staticmethod
+    def _script(allocation: Allocation, place: PilotFolder) -> str:
+        """Return what would be submitted; nothing where its files could not be written."""
+        if allocation.spec.provider != "kubernetes":
+            return batch_script(place, allocation)
+        name = allocation.pilot_name(f"{allocation.name}-1")
+        return pod_text(allocation.spec, name, place) if place.node.exists() and place.token.exists() else ""
 
     def _begin_looks(self, looks: asyncio.TaskGroup) -> None:
         """Look at the allocations that are due, side by side: a provider that takes its time delays no other's."""
@@ -199,7 +215,7 @@ class PilotKeeper:
         silence = ""
         provider = self._providers[allocation.spec.provider]
         names = {allocation.pilot_name(pilot.id): self.place(pilot.id) for pilot in pilots}
-        found = await provider.list_jobs(names)
+        found = await provider.list_jobs(allocation.spec, names)
         await self._note_waits(allocation, pilots, found)
         for pilot in pilots:
             try:
@@ -218,11 +234,11 @@ class PilotKeeper:
         facts, now_s = [], self._shell.now_s()
         for pilot in pilots:
             job = found.get(allocation.pilot_name(pilot.id))
-            if job is None or job.state != "waiting" or not pilot.submitted_s or not job.reason:
+            if job is None or job.state != "waiting" or not pilot.submitted_s or pilot.started_s or not job.reason:
                 continue
             if job.reason != pilot.waits and now_s >= pilot.waits_s + _NOTE_S:
                 facts.append(
-                    PilotWaits(name=allocation.name, pilot_id=pilot.id, reason=job.reason[:_LONGEST], at_s=now_s)
+                    PilotWaits(name=allocation.name, pilot_id=pilot.id, reason=job.reason[:_MOST_REASON], at_s=now_s)
                 )
         if facts:
             await self._append(allocation, *facts)
@@ -236,11 +252,14 @@ class PilotKeeper:
         if not pilot.submitted_s:
             await self._begin(provider, allocation, pilot, job)
         elif job is None or job.state in {"ended", "cancelled"}:
-            await self._conclude(allocation, pilot, job)
+            await self._conclude(provider, allocation, pilot, job)
         elif allocation.removed_s:
             await provider.cancel(job, self.place(pilot.id))
         elif pilot.is_withdrawn and job.state == "waiting":
             await provider.cancel(job, self.place(pilot.id), only_waiting=True)
+        elif job.state == "stuck":
+            await provider.cancel(job, self.place(pilot.id))
+            await self._end(allocation, pilot, "failed", f"no node joined; {job.reason}")
         elif job.state == "running" and not pilot.started_s:
             fact = PilotStarted(name=allocation.name, pilot_id=pilot.id, hosts=job.hosts, at_s=self._shell.now_s())
             await self._append(allocation, fact)
@@ -277,7 +296,9 @@ class PilotKeeper:
         self._tokens.pop(pilot.id, None)
         self._shell.log.info("pilot_submitted", allocation=allocation.name, pilot=pilot.id, provider_id=number)
 
-    async def _conclude(self, allocation: Allocation, pilot: Pilot, job: ProviderJob | None) -> None:
+    async def _conclude(
+        self, provider: PilotProvider, allocation: Allocation, pilot: Pilot, job: ProviderJob | None
+    ) -> None:
         """Say how a pilot ended that its provider has no more, or says has ended."""
         said = job.reason if job is not None else "the provider has it no more"
         if pilot.is_withdrawn:
@@ -289,6 +310,8 @@ class PilotKeeper:
         else:
             words = self.place(pilot.id).last_words()
             await self._end(allocation, pilot, "failed", f"no node joined; {said}" + (f": {words}" if words else ""))
+        if job is not None:
+            await provider.clear(job, self.place(pilot.id))
 
     async def _give_up_late(
         self, provider: PilotProvider, allocation: Allocation, pilot: Pilot, job: ProviderJob
@@ -315,7 +338,7 @@ class PilotKeeper:
             except BusError as error:  # it ends by itself
                 self._shell.log.warning("token_not_revoked", token=token, error=str(error))
         at_s = self._shell.now_s()
-        fact = PilotEnded(name=allocation.name, pilot_id=pilot.id, state=state, reason=reason[:1_000], at_s=at_s)
+        fact = PilotEnded(name=allocation.name, pilot_id=pilot.id, state=state, reason=reason[:_MOST_REASON], at_s=at_s)
         await self._append(allocation, fact)
         self._shell.log.info("pilot_ended", allocation=allocation.name, pilot=pilot.id, state=state, reason=reason)
 

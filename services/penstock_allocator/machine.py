@@ -67,6 +67,9 @@ class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
         others are expected for as long.
     withdraw_s : float
         A pilot that waits for its start is withdrawn once no waiting job would run on it for so many seconds.
+    kubernetes_owner : str
+        What the Pods of pilots belong to, as ``Deployment/NAME`` of their namespace: when it is deleted, they go with
+        it. Empty: nothing.
     """
 
     data_dir: str = "penstock-data/allocator"
@@ -77,6 +80,7 @@ class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     backoff_s: Annotated[float, Meta(ge=0)] = 10.0
     join_s: Annotated[float, Meta(gt=0)] = 300.0
     withdraw_s: Annotated[float, Meta(gt=0)] = 60.0
+    kubernetes_owner: str = ""
 
 
 class DemandLook(NamedTuple):

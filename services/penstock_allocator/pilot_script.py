@@ -17,10 +17,13 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from penstock_cluster.allocations import Allocation, margin_s
-from penstock_log.allocation_spec import LABEL_ALLOCATION, LABEL_PILOT
+from penstock_log.allocation_spec import LABEL_ALLOCATION, LABEL_PILOT, AllocationSpec
 
 TOKEN: Final = "token"  # noqa: S105 - the name of a file
 OUTPUT: Final = "output.txt"
+POD_LOGIN: Final = "/var/run/penstock/pilot"
+POD_CHECKPOINTS: Final = "/var/lib/penstock/checkpoints"
+"""Where a Pod has the folder with its token, and that of the checkpoints."""
 
 
 class PilotFolder(NamedTuple):
@@ -93,7 +96,7 @@ def write_pilot(place: PilotFolder, allocation: Allocation, pilot_id: str, token
 
 def node_script(place: PilotFolder, allocation: Allocation, pilot_id: str) -> str:
     """Return the script that makes a machine a node of the cluster until the pilot ends."""
-    spec = allocation.spec
+    spec, site = allocation.spec, _site_of(place, allocation.spec)
     labels = {LABEL_ALLOCATION: allocation.name, LABEL_PILOT: pilot_id}
     end = f"${{SLURM_JOB_END_TIME:-$(( $(date +%s) + {int(spec.walltime_s)} ))}}"
     lines = [
@@ -108,26 +111,53 @@ def node_script(place: PilotFolder, allocation: Allocation, pilot_id: str) -> st
         f"end={end}",
         f"export PENSTOCK_EXECUTOR_LEAVE_AT_S=$(( end - {int(margin_s(spec))} ))",
         f"export PENSTOCK_EXECUTOR_LEAVE_IDLE_S={0 if allocation.keeps(pilot_id) else spec.idle_s:g}",
-        f"export PENSTOCK_EXECUTOR_CHECKPOINT_DIR={shlex.quote(str(place.checkpoints))}",
+        f"export PENSTOCK_EXECUTOR_LEAVE_AFTER_RUNS={spec.runs}",
+        *([f"export PENSTOCK_EXECUTOR_CHECKPOINT_DIR={shlex.quote(site.checkpoints)}"] if site.checkpoints else []),
         f"export PENSTOCK_EXECUTOR_POOL={shlex.quote(spec.pool)}",
         f"export PENSTOCK_EXECUTOR_LABELS={shlex.quote(json.dumps(labels))}",
         'if [ -n "${SLURM_MEM_PER_NODE:-}" ]; then export PENSTOCK_EXECUTOR_HOST_MEMORY="${SLURM_MEM_PER_NODE}MiB"; fi',
         'if [ -n "${SLURM_CPUS_ON_NODE:-}" ]; then export PENSTOCK_EXECUTOR_CPUS="$SLURM_CPUS_ON_NODE"; fi',
-        *_exports(spec.environment),
+        *_exports({**site.environment, **spec.environment}),
         *_lines("setup", spec.setup),
-        f"{shlex.quote(sys.executable)} -m penstock node join {shlex.quote(str(place.token))} "
+        f"{site.penstock} node join {shlex.quote(site.token)} "
         f'--name "$node" --data "$data"'
         + ("" if spec.agents else " --executor-only")
         + (f" --devices {shlex.quote(spec.devices)}" if spec.devices else "")
         + " &",
         "executor=$!",
-        # Slurm's scancel and its time limit send TERM to this shell and to the executor alike.
-        "trap : TERM INT",
+        site.on_signal,
         'while kill -0 "$executor" 2> /dev/null; do wait "$executor"; code=$?; done',
         *_lines("teardown", spec.teardown),
         'exit "${code:-1}"',
     ]
     return "\n".join(lines) + "\n"
+
+
+class _PilotSite(NamedTuple):
+    """What differs between a pilot on a machine and one in a Pod: programs, paths, and who gets signals."""
+
+    penstock: str
+    token: str
+    checkpoints: str
+    environment: Mapping[str, str]
+    on_signal: str
+
+
+def _site_of(place: PilotFolder, spec: AllocationSpec) -> _PilotSite:
+    if spec.provider != "kubernetes":
+        # Slurm's scancel and its time limit send TERM to this shell and to the executor alike.
+        program = f"{shlex.quote(sys.executable)} -m penstock"
+        return _PilotSite(program, str(place.token), str(place.checkpoints), {}, "trap : TERM INT")
+    return _PilotSite(
+        penstock="penstock",
+        token=f"{POD_LOGIN}/{TOKEN}",
+        checkpoints=POD_CHECKPOINTS if spec.pod is not None and spec.pod.claim else "",
+        environment={
+            "PENSTOCK_EXECUTOR_RUN_AS": "executor",  # a Pod has one account, and is the wall itself
+            **({"PENSTOCK_EXECUTOR_IMAGE": spec.pod.image} if spec.pod is not None else {}),
+        },
+        on_signal="trap 'kill -TERM \"$executor\" 2> /dev/null' TERM INT",  # the kubelet signals this shell alone
+    )
 
 
 def batch_script(place: PilotFolder, allocation: Allocation) -> str:

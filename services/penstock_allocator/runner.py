@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
+from functools import partial
+
 from penstock_allocator.keeper import PilotKeeper
 from penstock_allocator.machine import AllocatorSettings, decider
-from penstock_allocator.providers import HostProvider, PilotProvider, SlurmProvider
+from penstock_allocator.providers import HostProvider, KubernetesProvider, PilotProvider, SlurmProvider
 from penstock_bus import Delivery, Endpoint
 from penstock_bus.follower import background
 from penstock_bus.health import VERSION
@@ -15,10 +18,11 @@ from penstock_log import subjects
 from penstock_scheduler.pool.pool_settings import MatcherSettings
 
 
-def providers() -> dict[str, PilotProvider]:
+def providers(shell: Shell, settings: AllocatorSettings) -> dict[str, PilotProvider]:
     """Return the providers by name."""
     return {
         "slurm": SlurmProvider(),
+        "kubernetes": KubernetesProvider(shell.now_s, settings.kubernetes_owner),
         "local": HostProvider(over_ssh=False),
         "ssh": HostProvider(over_ssh=True),
     }
@@ -33,9 +37,15 @@ async def run(shell: Shell, settings: AllocatorSettings) -> None:
 
     matcher = load(MatcherSettings, "matcher")
     replica = Replica(shell, decider(settings, matcher), on_delivery=on_delivery)
-    keeper = PilotKeeper(shell, replica, settings, providers(), matcher)
+    found = providers(shell, settings)
+    keeper = PilotKeeper(shell, replica, settings, found, matcher)
     trial = Endpoint(name="try_pilot", subject=subjects.query("try_pilot", "allocator"), handler=keeper.answer_trial)
-    async with shell.bus.serve("penstock-allocator-trials", VERSION, [trial]), background(keeper.keep()):
+    async with AsyncExitStack() as stack:
+        if isinstance(pods := found.get("kubernetes"), KubernetesProvider):
+            pods.on_change = partial(keeper.look_again, "kubernetes")
+            stack.push_async_callback(pods.close)
+        await stack.enter_async_context(shell.bus.serve("penstock-allocator-trials", VERSION, [trial]))
+        await stack.enter_async_context(background(keeper.keep()))
         await replica.run()
 
 

@@ -251,7 +251,7 @@ class ProcessHost:
         cwd = self._cwd(job)
         if job.sample and (problem := environment.opaque(job.spec.command, cwd)):
             return problem
-        if job.spec.image:
+        if job.spec.image not in {"", self.site.image}:
             return ""  # what is in an image shows when it is entered
         return self.launcher.problem(job.spec.command, cwd, self._environment(job, member).get("PATH", ""))
 

@@ -150,7 +150,7 @@ class Executor:
         self.alone_s: float | None = None
         self.node_id, self.found, self.capacity = node_id, found, capacity
         self.boot, self.joins, self.left = uuid.uuid4().hex[:8], 0, False
-        self.told_leaving = False
+        self.told_leaving, self.ended_runs = False, 0
         self.claim = NameClaim(shell.bus, node_id, data, self.boot, settings.heartbeat_s)
         self.rule = settings.identities(node_id)
         self.wake = live.changed.set
@@ -166,7 +166,7 @@ class Executor:
         self.parking = ParkedRuns(
             self.host,
             capacity,
-            settings.park_bytes,
+            0 if settings.leave_after_runs else settings.park_bytes,  # it leaves, and what is parked would go with it
             clock=shell.now_s,
             spawn=self._spawn,
             finish_output=self.telemetry.finish_output,
@@ -274,6 +274,7 @@ class Executor:
             new_privileges=settings.new_privileges,
             most_tasks=settings.most_tasks,
             cwd=os.getcwd(),
+            image=settings.image,
             work=self.work_folders.folder,
             pass_env=settings.pass_env,
             heard=str(self.page.path),
@@ -421,6 +422,7 @@ class Executor:
             case machine.KillRun():
                 host.kill(action.key)
             case machine.ReportFact():
+                await self._leave_after(action.fact)
                 self._report_start_or_end(action.fact)
             case machine.RemoveRun():
                 host.clean(action.key)
@@ -499,7 +501,7 @@ class Executor:
         job = self.live.state.jobs[job_id]
         key, log = (job_id, job.epoch), self.shell.log.bind(job_id=job_id, epoch=job.epoch)
         container = None
-        if job.spec.image:
+        if job.spec.image not in {"", self.settings.image}:
             devices = [
                 device for device in self.host.site.devices if device.index in machine.devices_of(job, self.node_id)
             ]
@@ -583,6 +585,7 @@ class Executor:
             host_memory_bytes=self.capacity.memory_bytes,
             held_by=self.host.limits.enforcer.name,
             containers=self.containers.runtimes.names,
+            image=self.settings.image,
             until_s=self.settings.leave_at_s,
             at_s=self.shell.now_s(),
         )
@@ -601,6 +604,20 @@ class Executor:
                 await self.appender.append_node(leaving)
         except (TimeoutError, BusError) as error:
             self.shell.log.warning("leaving_not_announced", within_s=LEAVING_S, error=str(error))
+
+    async def _leave_after(self, fact: RunStarted | RunEnded) -> None:
+        """
+        Tell the log that this node leaves before it hears of its last run's end, after which it would place another.
+
+        How the run has ended is decided already: its failure is its own, and not the stopping node's.
+        """
+        if isinstance(fact, RunEnded):
+            self.ended_runs += 1
+            if self._has_had_its_runs() and not self.told_leaving:
+                await self._announce_leaving()
+
+    def _has_had_its_runs(self) -> bool:
+        return 0 < self.settings.leave_after_runs <= self.ended_runs
 
     @property
     def incarnation(self) -> str:
@@ -762,18 +779,22 @@ class Executor:
         self.wake()
 
     async def _leave_in_time(self) -> None:
-        """Begin to stop when this node is to leave, or when no run was here for as long as it may be idle."""
+        """Begin to stop when this node is to leave, was idle for as long as it may be, or has had its runs."""
         settings, idle_since_s = self.settings, self.shell.monotonic()
-        if not (settings.leave_at_s or settings.leave_idle_s):
+        if not (settings.leave_at_s or settings.leave_idle_s or settings.leave_after_runs):
             return
         while not self.shell.stopping.is_set():
-            if any(run.alive for run in self.host.runs.values()) or self._has_grant():
+            is_idle = not (any(run.alive for run in self.host.runs.values()) or self._has_grant())
+            if not is_idle:
                 idle_since_s = self.shell.monotonic()
             if settings.leave_at_s and self.shell.now_s() >= settings.leave_at_s:
                 self.shell.log.info("leaving", reason="its time is over", leave_at_s=settings.leave_at_s)
                 self.shell.stopping.set()
             elif settings.leave_idle_s and self.shell.monotonic() - idle_since_s >= settings.leave_idle_s:
                 self.shell.log.info("leaving", reason="no run was here", idle_s=settings.leave_idle_s)
+                self.shell.stopping.set()
+            elif is_idle and self._has_had_its_runs():
+                self.shell.log.info("leaving", reason="it has had its runs", runs=self.ended_runs)
                 self.shell.stopping.set()
             await pause(LEAVE_LOOK_S, self.shell.stopping)
 

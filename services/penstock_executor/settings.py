@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from penstock_executor.run_credentials import SharedSecret
 from penstock_executor.run_identity import IdentityRule, RunAs
-from penstock_log.spec import Name
+from penstock_log.spec import Image, Name
 from penstock_sharing.lanes.turn_policy import TurnPolicyName as Policy
 
 _MIB: Final = 1 << 20
@@ -70,6 +70,8 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
     containers : {"auto", "docker", "podman", "apptainer", "bubblewrap", "none"}
         What runs the jobs that have an ``image``. ``auto``: docker where its daemon answers, else podman, and beside
         them apptainer and bubblewrap where they are installed. ``none``: such jobs do not come to this node.
+    image : str
+        The image in which the executor itself runs, as in a Pod. Jobs of this very name run here without a container.
     image_pull_s : float
         The longest time that getting an image from its registry may take, in seconds.
     warm_starts : {"learn", "preload", "off"}
@@ -135,6 +137,9 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
         never by itself. For a node that another cluster has lent for a while; shortly before, no job begins there.
     leave_idle_s : float
         The executor ends after so many seconds in which no run was on this node; 0: it stays.
+    leave_after_runs : int
+        Once so many runs have ended here, this node takes no more, and its executor ends when none is left; 0: it
+        takes one after the other.
     sample_limit_s : float
         Longest time for a profiler's sample, in seconds.
     device_sample_s : float
@@ -190,6 +195,7 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
     sandbox: SandboxName = "none"
     writable: tuple[str, ...] = ()
     containers: ContainersName = "auto"
+    image: Image = ""
     image_pull_s: Annotated[float, Meta(gt=0)] = 1800.0
     warm_starts: Literal["learn", "preload", "off"] = "learn"
     warm_servers: Annotated[int, Meta(ge=0)] = 4
@@ -214,6 +220,7 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
     on_shutdown: Literal["preempt", "leave"] = "preempt"
     leave_at_s: Annotated[float, Meta(ge=0)] = 0.0
     leave_idle_s: Annotated[float, Meta(ge=0)] = 0.0
+    leave_after_runs: Annotated[int, Meta(ge=0)] = 0
     sample_limit_s: Annotated[float, Meta(gt=0)] = 60.0
     device_sample_s: Annotated[float, Meta(ge=0.1)] = 5.0
     device_health_s: Annotated[float, Meta(ge=0)] = 2.0

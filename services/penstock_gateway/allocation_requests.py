@@ -79,7 +79,41 @@ def check(ask: request_bodies.AllocationRequest) -> None:
     for name in spec.environment:
         if not (name.isascii() and name.isidentifier()):
             raise RequestRefused(BAD, f"$.spec.environment: {name!r} names no variable; expected letters, digits and _")
+    _check_pod(spec)
     _check_options(spec)
+
+
+_MOST_TEMPLATE: Final = 100_000
+_OF_PODS: Final = {
+    "metadata": {"annotations", "labels"},
+    "spec": {
+        *("affinity", "containers", "dnsConfig", "dnsPolicy", "hostAliases", "imagePullSecrets", "initContainers"),
+        *("nodeSelector", "priorityClassName", "resourceClaims", "runtimeClassName", "schedulerName"),
+        *("schedulingGates", "securityContext", "serviceAccountName", "automountServiceAccountToken", "tolerations"),
+        *("topologySpreadConstraints", "volumes", "terminationGracePeriodSeconds", "shareProcessNamespace"),
+    },
+}
+"""What a template may say of a Pod; the rest is the allocator's."""
+
+
+def _check_pod(spec: AllocationSpec) -> None:
+    """Refuse what no Pod can be, as far as it is seen without asking the cluster."""
+    if (spec.provider == "kubernetes") != (spec.pod is not None):
+        said = "expected what Pods are like, their image at least" if spec.pod is None else "leave it out"
+        raise RequestRefused(BAD, f"$.spec.pod: it is for pilots of kubernetes; {said}")
+    if spec.pod is None:
+        return
+    if len(msgspec.json.encode(spec.pod.template)) > _MOST_TEMPLATE:
+        raise RequestRefused(BAD, f"$.spec.pod.template: expected {_MOST_TEMPLATE} bytes at most")
+    for part, value in spec.pod.template.items():
+        if part not in _OF_PODS or not isinstance(value, dict):
+            raise RequestRefused(BAD, f"$.spec.pod.template.{part}: expected metadata or spec, and a mapping")
+        for key in value:
+            if key not in _OF_PODS[part]:
+                known = listed(sorted(_OF_PODS[part]))
+                raise RequestRefused(
+                    BAD, f"$.spec.pod.template.{part}.{key}: it is the allocator's to set; expected {known}"
+                )
 
 
 _OWN_LONG: Final = (

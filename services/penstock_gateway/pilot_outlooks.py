@@ -31,7 +31,7 @@ NO_NODE: Final = frozenset({"never_fits", "no_nodes", "node_down"})
 _View = TypeVar("_View", WhyView, DryRunView)
 MOST_NAMED: Final = 3
 """Allocations that one sentence names."""
-PROVIDERS: Final = {"slurm": "Slurm", "ssh": "SSH", "local": "this machine"}
+PROVIDERS: Final = {"slurm": "Slurm", "ssh": "SSH", "kubernetes": "Kubernetes", "local": "this machine"}
 
 
 class PilotsAwaited(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import copy
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -40,18 +41,6 @@ LONGEST = "r" + "x" * 51 + "z"
 """A release name of the most characters that helm takes."""
 COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
-
-
-def fullname(objects: list[Object]) -> str:
-    return named_like(objects, "ServiceAccount", "")["metadata"]["name"]
-
-
-def named_like(objects: list[Object], kind: str, ending: str) -> Object:
-    return min((one for one in of_kind(objects, kind) if one["metadata"]["name"].endswith(ending)), key=_name_length)
-
-
-def _name_length(one: Object) -> int:
-    return len(one["metadata"]["name"])
 
 
 # --- helm and the schemas of Kubernetes
@@ -390,7 +379,7 @@ def test_an_executor_has_time_for_checkpoints_and_its_gpus() -> None:
         (container,) = pod["containers"]
         assert float(str(env_of(container)["PENSTOCK_DRAIN_S"])) < pod["terminationGracePeriodSeconds"]
         assert "livenessProbe" not in container
-    assert a100["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 8
+    assert a100["containers"][0]["resources"]["limits"] == {"memory": "960Gi", "nvidia.com/gpu": 8}
     assert env_of(l4["containers"][0])["NVIDIA_VISIBLE_DEVICES"] == "all"
     assert l4["runtimeClassName"] == "nvidia"
 
@@ -409,7 +398,13 @@ def test_names_are_short_enough_for_the_longest_release(case: str) -> None:
         assert all(len(label) <= 63 for label in pod["metadata"]["labels"].values())
 
 
-@pytest.mark.parametrize("others", [("demo", "demo2"), (LONGEST, LONGEST[:-1] + "y"), ("penstock", "a-penstock")])
+@pytest.mark.parametrize("release", ["a.b.c", "7seven", "penstock", LONGEST])
+def test_services_have_names_that_services_may_have(release: str) -> None:
+    for one in of_kind(objects_of("minimal", release), "Service"):
+        assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", one["metadata"]["name"])
+
+
+@pytest.mark.parametrize("others", [("demo", "demo2"), (LONGEST, LONGEST[:-1] + "y"), ("a.b", "a-b"), ("1a", "r1a")])
 def test_two_releases_in_a_namespace_have_nothing_in_common(others: tuple[str, str]) -> None:
     first, second = (objects_of("minimal", release) for release in others)
     names = [{(one["kind"], one["metadata"]["name"]) for one in objects} for objects in (first, second)]

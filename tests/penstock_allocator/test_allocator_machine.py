@@ -31,6 +31,7 @@ from penstock_log import (
     RoundDecided,
     Slot,
 )
+from penstock_log.allocation_spec import PodOptions
 from penstock_scheduler.pool.pool_index import PoolIndex
 from penstock_testing import Scenario, delivery
 
@@ -459,3 +460,13 @@ def test_no_pilot_is_withdrawn_while_a_gang_waits_that_all_pilots_would_hold() -
         one.given(submitted("lab-2"), job("other", gpus=gpus), *cancelled("gang", at_s=20.0)).at(25.0)
         one.settle()
         assert withdrawn(one.at(85.0).settle()) == gone
+
+
+def test_a_job_of_an_image_brings_a_pod_of_that_image_and_no_other() -> None:
+    def pods(name: str, image: str) -> AllocationAdded:
+        spec = AllocationSpec(provider="kubernetes", pod=PodOptions(image=image))
+        return AllocationAdded(name=name, spec=spec, at_s=0.0)
+
+    one = allocator().given(pods("jax", "lab/jax:1"), pods("torch", "lab/torch:1"), job("j", image="lab/torch:1"))
+    assert planned(one.at(5.0).settle()) == ["torch-1"]
+    assert planned(allocator().given(pods("jax", "lab/jax:1"), job("j", image="lab/torch:1")).at(5.0).settle()) == []

@@ -29,12 +29,12 @@ async def test_a_pilot_runs_until_it_is_cancelled_whoever_looks_at_it(tmp_path: 
     place = pilot(tmp_path, "echo begun; sleep 600")
     number = await HostProvider(over_ssh=False).submit(LOCAL, "p", place, ())
     other = HostProvider(over_ssh=False)
-    found = (await other.list_jobs({"p": place}))["p"]
+    found = (await other.list_jobs(LOCAL, {"p": place}))["p"]
     assert (found.id, found.state) == (number, "running")
     await other.cancel(found, place)
 
     async def over() -> bool:
-        return (await other.list_jobs({"p": place}))["p"].state == "ended"
+        return (await other.list_jobs(LOCAL, {"p": place}))["p"].state == "ended"
 
     await eventually(over)
     assert "begun" in place.last_words()
@@ -46,12 +46,12 @@ async def test_a_pilot_that_is_submitted_again_is_not_begun_twice(tmp_path: Path
     provider = HostProvider(over_ssh=False)
     first = await provider.submit(LOCAL, "p", place, ())
     assert await provider.submit(LOCAL, "p", place, ()) == first
-    await provider.cancel((await provider.list_jobs({"p": place}))["p"], place)
+    await provider.cancel((await provider.list_jobs(LOCAL, {"p": place}))["p"], place)
 
 
 async def test_a_pilot_that_was_never_begun_is_not_listed(tmp_path: Path) -> None:
     place = PilotFolder(tmp_path / "lab-1", tmp_path / "checkpoints")
-    assert await HostProvider(over_ssh=False).list_jobs({"p": place}) == {}
+    assert await HostProvider(over_ssh=False).list_jobs(LOCAL, {"p": place}) == {}
 
 
 async def test_each_host_has_one_pilot_at_a_time(tmp_path: Path) -> None:
@@ -73,9 +73,9 @@ async def test_a_pilot_whose_folder_cannot_be_listed_is_silent_and_not_over(tmp_
         place.folder.mkdir()
         (place.folder / "host").write_text("")
     provider = HostProvider(over_ssh=False)
-    assert await provider.list_jobs(places) == {}, "nobody has begun them"
+    assert await provider.list_jobs(LOCAL, places) == {}, "nobody has begun them"
     (places["p"].folder / "process").write_text("1 0\n")
-    assert {name: job.state for name, job in (await provider.list_jobs(places)).items()} == {"p": "ended"}
+    assert {name: job.state for name, job in (await provider.list_jobs(LOCAL, places)).items()} == {"p": "ended"}
     (places["q"].folder / "host").unlink()
     places["q"].folder.rmdir()
     found = await provider._look_at("", places)
@@ -103,12 +103,12 @@ async def test_a_host_that_is_not_reached_keeps_no_pilot_from_another(
     provider, place = HostProvider(over_ssh=True), pilot(tmp_path, "sleep 600")
     with pytest.raises(ProviderSilent, match="dead is not reached"):
         await provider.submit(spec, "p", place, ())
-    assert await provider.list_jobs({"p": place}) == {}
+    assert await provider.list_jobs(LOCAL, {"p": place}) == {}
     assert (await provider.submit(spec, "p", place, ())).startswith("live:")
     other = PilotFolder(tmp_path / "lab-2", tmp_path / "checkpoints")
     other.folder.mkdir()
     (other.folder / "host").write_text("dead")
-    found = await provider.list_jobs({"p": place, "q": other})
+    found = await provider.list_jobs(LOCAL, {"p": place, "q": other})
     assert (found["p"].state, found["q"].state) == ("running", "silent")
     assert "No route to host" in found["q"].reason
     await provider.cancel(found["p"], place)

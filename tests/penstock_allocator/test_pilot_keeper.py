@@ -53,7 +53,7 @@ class FakeProvider:
         self.cancelled: list[str] = []
         self.refuses = ""
         self.silent = self.full = False
-        self.asked = 0
+        self.asked = self.cleared = 0
         self.tokens: list[str] = []
 
     async def submit(self, _spec: AllocationSpec, name: str, place: PilotFolder, _others: Collection[str]) -> str:
@@ -67,7 +67,7 @@ class FakeProvider:
         self.jobs[name] = ProviderJob(str(len(self.submissions)), "waiting")
         return self.jobs[name].id
 
-    async def list_jobs(self, pilots: Mapping[str, PilotFolder]) -> Mapping[str, ProviderJob]:
+    async def list_jobs(self, _spec: AllocationSpec, pilots: Mapping[str, PilotFolder]) -> Mapping[str, ProviderJob]:
         self._answer()
         return {name: found for name, found in self.jobs.items() if name in pilots}
 
@@ -77,6 +77,9 @@ class FakeProvider:
             return
         self.cancelled.append(one.id)
         self.jobs = {name: found for name, found in self.jobs.items() if found.id != one.id}
+
+    async def clear(self, _one: ProviderJob, _place: PilotFolder) -> None:
+        self.cleared += 1
 
     async def try_out(self, _spec: AllocationSpec, _place: PilotFolder) -> str:
         return "it would start at once"
@@ -111,7 +114,7 @@ class Issuer:
 @pytest.fixture
 def provider(monkeypatch: pytest.MonkeyPatch) -> FakeProvider:
     found = FakeProvider()
-    monkeypatch.setattr(runner, "providers", lambda: {"slurm": found})
+    monkeypatch.setattr(runner, "providers", lambda _shell, _settings: {"slurm": found})
     return found
 
 
@@ -329,6 +332,19 @@ async def test_the_folders_of_pilots_that_ended_long_ago_are_removed_and_no_othe
     assert sorted(folder.name for folder in (tmp_path / "pilots").iterdir()) == sorted((*kept, "lab-26"))
 
 
+async def test_a_pilot_that_is_stuck_is_cancelled_and_has_failed(
+    memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path
+) -> None:
+    async with allocator(memory_bus, tmp_path, most_failures=1):
+        await tell(memory_bus, ADDED, job("j"))
+        await eventually(count_of(memory_bus, PilotSubmitted, 1))
+        provider.jobs = {name: one._replace(state="stuck", reason="no image") for name, one in provider.jobs.items()}
+        await eventually(count_of(memory_bus, PilotsPaused, 1))
+    assert [fact.state for fact in await told(memory_bus, PilotEnded)] == ["failed"]  # type: ignore[union-attr]
+    assert provider.cancelled == ["1"]
+    assert len(provider.submissions) == 1
+
+
 async def test_a_pilot_whose_job_is_cancelled_while_it_waits_is_taken_back_from_the_provider(
     memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path
 ) -> None:
@@ -377,3 +393,15 @@ async def test_why_a_pilot_waits_is_noted_once_and_not_at_each_look(
         await asked_twice_more(provider)
         await asked_twice_more(provider)
     assert [fact.reason for fact in await told(memory_bus, PilotWaits)] == ["Resources"]  # type: ignore[union-attr]
+
+
+async def test_what_an_ended_pilot_has_left_at_its_provider_is_cleared(
+    memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path
+) -> None:
+    async with allocator(memory_bus, tmp_path):
+        await tell(memory_bus, ADDED, AllocationPaused(name="lab", at_s=1.5))
+        await tell(memory_bus, PilotPlanned(name="lab", pilot_id="lab-1", at_s=2.0))
+        await eventually(count_of(memory_bus, PilotSubmitted, 1))
+        provider.move("ended")
+        await eventually(lambda: provider.cleared == 1)
+        assert await told(memory_bus, PilotEnded)

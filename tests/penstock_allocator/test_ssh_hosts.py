@@ -44,12 +44,12 @@ async def test_a_pilot_runs_and_ends_behind_a_login_shell_that_prints_a_welcome(
     name, _, pid = number.partition(":")
     assert (name, Path(f"/proc/{pid}").exists()) == ("desk", True), number
     assert await provider.submit(spec("desk"), "p", place, ()) == number, "it is not begun twice"
-    found = (await provider.list_jobs({"p": place}))["p"]
+    found = (await provider.list_jobs(spec("desk"), {"p": place}))["p"]
     assert (found.id, found.state) == (number, "running")
     await provider.cancel(found, place)
 
     async def over() -> bool:
-        return (await provider.list_jobs({"p": place}))["p"].state == "ended"
+        return (await provider.list_jobs(spec("desk"), {"p": place}))["p"].state == "ended"
 
     await eventually(over)
     assert "begun" in place.last_words()
@@ -108,4 +108,4 @@ async def test_another_host_is_tried_after_one_that_refused(host: SshHost) -> No
     with pytest.raises(SubmissionRefused):
         await provider.submit(spec("stranger", "desk"), "p", place, ())
     assert (await provider.submit(spec("stranger", "desk"), "p", place, ())).startswith("desk:")
-    await provider.cancel((await provider.list_jobs({"p": place}))["p"], place)
+    await provider.cancel((await provider.list_jobs(spec("desk"), {"p": place}))["p"], place)

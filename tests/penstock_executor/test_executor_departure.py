@@ -12,7 +12,7 @@ from penstock_bus import Append, BusError, Unavailable
 from penstock_bus.memory import MemoryBus
 from penstock_bus.shell import Shell
 from penstock_executor import runner
-from penstock_log import NodeLeaving, NodeLeft, subjects
+from penstock_log import NodeLeaving, NodeLeft, RunEnded, subjects
 from penstock_testing import eventually
 
 WAITS = """
@@ -135,3 +135,39 @@ async def test_a_node_leaves_though_the_log_does_not_take_the_fact_that_says_so(
         await node.stop()
         assert (await world.ended("j1")).outcome == "preempted"
         assert await of_node(world) == ["NodeJoined", "NodeLeft"]
+
+
+async def test_a_node_for_one_run_says_that_it_leaves_before_the_end_of_that_run_is_told(
+    tmp_path: Path, departure: Departure
+) -> None:
+    async with world_on(MemoryBus(), tmp_path) as world:
+        departure.of(await world.node(leave_after_runs=1))
+        await departure.looked()
+        await world.run("j1", *python("raise SystemExit(3)"))
+        ended = await world.ended("j1")
+        assert (ended.outcome, ended.exit_code) == ("failed", 3), "its failure is its own"
+        assert await until_left(world) == ["NodeJoined", "NodeLeaving", "NodeLeft"]
+        seqs = {
+            type(fact): delivery.seq
+            for subject in (subjects.node("n1"), subjects.run("j1"))
+            for delivery in await world.bus.read(subject)
+            for fact in delivery.commit.facts
+        }
+        assert seqs[NodeLeaving] < seqs[RunEnded]
+
+
+async def test_a_node_for_one_run_waits_for_a_run_beside_it(tmp_path: Path, departure: Departure) -> None:
+    async with world_on(MemoryBus(), tmp_path) as world:
+        departure.of(await world.node(leave_after_runs=1))
+        await world.run("j1", *python(WAITS, str(tmp_path / "first")))
+        await world.submit("j2", *python(WAITS, str(tmp_path / "second")))
+        await world.place("j2", 1)
+        await world.says("j1", "begun")
+        await world.says("j2", "begun")
+        (tmp_path / "first").touch()
+        assert (await world.ended("j1")).outcome == "completed"
+        await departure.looked()
+        assert await of_node(world) == ["NodeJoined", "NodeLeaving"]
+        (tmp_path / "second").touch()
+        assert (await world.ended("j2")).outcome == "completed"
+        assert await until_left(world) == ["NodeJoined", "NodeLeaving", "NodeLeft"]

@@ -332,3 +332,15 @@ async def test_what_it_knows_is_kept_where_only_executors_may_write(world: World
     node = await world.node()
     await node.stop()
     assert await world.bus.load_snapshot("executor.n1") is not None
+
+
+async def test_a_job_of_the_image_in_which_its_node_runs_needs_no_container(world: World) -> None:
+    await world.node(image="lab/torch:1", containers="none")
+    assert (await world.joined())[0].image == "lab/torch:1"
+    await world.run("j1", *python("print('here')"), image="lab/torch:1")
+    assert (await world.ended("j1")).outcome == "completed"
+    await world.run("j2", "no-such-program", image="lab/torch:1")
+    ended = await world.ended("j2")
+    assert (ended.outcome, ended.exit_code) == ("failed", 127), ended
+    await world.run("j3", *python("print('here')"), image="lab/torch:2")
+    assert (await world.ended("j3")).outcome == "failed"

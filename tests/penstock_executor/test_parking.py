@@ -223,8 +223,9 @@ async def test_a_run_that_nobody_has_asked_is_not_parked(world: World) -> None:
     assert (await parked(world, "j2"))[0].parked
 
 
-async def test_a_node_that_parks_nothing_has_its_runs_leave(world: World) -> None:
-    await node_of(world, park_bytes=0)
+@pytest.mark.parametrize("settings", [{"park_bytes": 0}, {"leave_after_runs": 1}])
+async def test_a_node_that_parks_nothing_has_its_runs_leave(world: World, settings: dict[str, int]) -> None:
+    await node_of(world, **settings)
     await world.run("j1", *script())
     await world.says("j1", "step 3")
     assert not (await preempted(world, "j1")).parked

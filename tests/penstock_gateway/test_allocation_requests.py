@@ -10,11 +10,16 @@ from penstock_gateway import allocation_requests
 from penstock_gateway.endpoints import RequestRefused
 from penstock_gateway.machine import GatewayState
 from penstock_log import AllocationSpec, PilotPlanned
+from penstock_log.allocation_spec import PodOptions
 from penstock_log.request_bodies import ActRequest, AllocationRequest
 
 
 def asked(name: str = "lab", **fields: Any) -> AllocationRequest:
     return AllocationRequest(name=name, spec=AllocationSpec(**{"provider": "slurm", **fields}), by="ada")
+
+
+def pods(template: dict[str, Any]) -> dict[str, Any]:
+    return {"provider": "kubernetes", "pod": PodOptions(image="x", template=template)}
 
 
 def with_one() -> GatewayState:
@@ -45,6 +50,14 @@ def with_one() -> GatewayState:
         ({"options": ("--exclusive", "job.sh")}, "'job.sh' is no argument"),
         ({"options": ("--partition=gpu", "job.sh")}, "'job.sh' is no argument"),
         ({"options": ("-pgpu", "-")}, "'-' is no argument"),
+        ({"provider": "kubernetes"}, "expected what Pods are like"),
+        ({"pod": PodOptions(image="x")}, "it is for pilots of kubernetes; leave it out"),
+        (pods({"spec": {"hostNetwork": True}}), "template.spec.hostNetwork: it is the allocator's to set"),
+        (pods({"spec": {"restartPolicy": "Always"}}), "template.spec.restartPolicy: it is the allocator's to set"),
+        (pods({"metadata": {"name": "x"}}), "template.metadata.name: it is the allocator's to set"),
+        (pods({"status": {}}), "template.status: expected metadata or spec"),
+        (pods({"spec": ["x"]}), "template.spec: expected metadata or spec, and a mapping"),
+        (pods({"spec": {"nodeSelector": {"a": "b" * 100_000}}}), "expected 100000 bytes at most"),
         ({"provider": "ssh", "hosts": ("a", "b"), "max_pilots": 3}, "one pilot at a time; expected 2 or fewer"),
     ],
 )

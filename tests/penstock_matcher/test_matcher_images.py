@@ -80,3 +80,9 @@ def test_a_job_without_an_image_asks_for_nothing_of_that_kind() -> None:
 def test_what_is_no_image_is_refused(image: str) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert({"name": "a", "command": ["true"], "image": image}, JobSpec)
+
+
+def test_a_node_that_runs_in_an_image_has_what_jobs_of_that_image_need() -> None:
+    pod = msgspec.structs.replace(able("n2", fast=4), image="lab/torch:1")
+    jobs = job("a", image="lab/torch:1"), job("b", image="lab/torch:2")
+    assert places(matcher().given(able("n1", fast=4), pod, *jobs).at(2.0)) == {"a": ["n2"]}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -28,7 +28,8 @@ alloc_app = typer.Typer(
     no_args_is_help=True,
 )
 Provider = Annotated[
-    Literal["slurm", "local", "ssh"], typer.Argument(metavar="PROVIDER", help="slurm, ssh, or local (this machine).")
+    Literal["slurm", "kubernetes", "local", "ssh"],
+    typer.Argument(metavar="PROVIDER", help="slurm, kubernetes, ssh, or local (this machine)."),
 ]
 Name = Annotated[str, typer.Option("--name", help="Of the allocation; its nodes' names begin with it.")]
 Named = Annotated[str, typer.Argument(metavar="NAME", help="As `penstock alloc ls` lists it.")]
@@ -53,6 +54,12 @@ Options = Annotated[
     list[str] | None, typer.Argument(metavar="[-- OPTION...]", help="For sbatch, such as --partition=gpu.")
 ]
 Limit = Annotated[int, typer.Option("--limit", min=0, help="So many pilots at most; 0: all.")]
+OneRun = Annotated[bool, typer.Option("--one-run", help="A pilot's node leaves when its first run has ended.")]
+Image = Annotated[str, typer.Option("--image", help="Of Pods: has penstock and bash, and what jobs need.")]
+Namespace = Annotated[str, typer.Option("--namespace", help="Of Pods; that of the login unless told otherwise.")]
+Claim = Annotated[str, typer.Option("--claim", help="PersistentVolumeClaim for the checkpoints of jobs in Pods.")]
+GpuResource = Annotated[str, typer.Option("--gpu-resource", help="Which resource --gpus of Pods counts; '': none.")]
+PodTemplate = Annotated[str, typer.Option("--pod-template", help="FILE in YAML that is laid over each Pod.")]
 Why = Annotated[str, typer.Option("--reason", help="Kept in the log.")]
 
 
@@ -89,6 +96,12 @@ def add(
     teardown: Teardown = "",
     env: Env = None,
     agents: Agents = False,
+    one_run: OneRun = False,
+    image: Image = "",
+    namespace: Namespace = "",
+    claim: Claim = "",
+    gpu_resource: GpuResource = "nvidia.com/gpu",
+    pod_template: PodTemplate = "",
     output: AnswerOut = "text",
 ) -> None:
     """
@@ -122,6 +135,12 @@ def dry_run(
     teardown: Teardown = "",
     env: Env = None,
     agents: Agents = False,
+    one_run: OneRun = False,
+    image: Image = "",
+    namespace: Namespace = "",
+    claim: Claim = "",
+    gpu_resource: GpuResource = "nvidia.com/gpu",
+    pod_template: PodTemplate = "",
     output: AnswerOut = "text",
 ) -> None:
     """
@@ -241,8 +260,11 @@ def _show_head(one: views.AllocationView) -> None:
     waiting = min(spec.backlog, spec.max_pilots)
     what = f"at most {count(spec.max_pilots, 'pilot')}, {waiting} of them waiting"
     each = f"{spec.nodes} nodes each, " if spec.nodes > 1 else ""
+    each += "for one run, " if spec.runs == 1 else ""
     idle = f", idle for {span(spec.idle_s)} at most" if spec.idle_s else ""
     render.say(f"{spec.provider}, {what}; {each}for {span(spec.walltime_s)}{idle}; {one.made} so far")
+    if spec.pod is not None:
+        render.say(f"image {spec.pod.image}" + (f", namespace {spec.pod.namespace}" if spec.pod.namespace else ""))
     if spec.options:
         render.say(f"sbatch {shlex.join(spec.options)}")
     render.say(f"devices of a node: {one.devices or 'not known before the first one joins'}")
@@ -255,7 +277,7 @@ def _show_head(one: views.AllocationView) -> None:
 
 def _spec(
     *,
-    provider: Literal["slurm", "local", "ssh"],
+    provider: Literal["slurm", "kubernetes", "local", "ssh"],
     options: list[str] | None,
     max_pilots: int,
     backlog: int,
@@ -272,11 +294,24 @@ def _spec(
     teardown: str,
     env: list[str] | None,
     agents: bool,
+    one_run: bool,
+    image: str,
+    namespace: str,
+    claim: str,
+    gpu_resource: str,
+    pod_template: str,
 ) -> AllocationSpec:
     import msgspec
 
     from penstock_log import AllocationSpec
+    from penstock_log.allocation_spec import PodOptions
 
+    pod = None
+    if provider == "kubernetes":
+        template = _template(pod_template)
+        pod = PodOptions(image=image, namespace=namespace, claim=claim, gpu_resource=gpu_resource, template=template)
+    elif image or namespace or claim or pod_template:
+        bad_input(f"{provider} has no Pods; leave --image, --namespace, --claim and --pod-template out")
     spec = AllocationSpec(
         provider=provider,
         pool=pool,
@@ -295,6 +330,8 @@ def _spec(
         teardown=_script(teardown, "--teardown"),
         environment=environment(env or []),
         agents=agents,
+        runs=int(one_run),
+        pod=pod,
     )
     try:
         return msgspec.convert(msgspec.to_builtins(spec), AllocationSpec)
@@ -310,3 +347,20 @@ def _script(text: str, option: str) -> str:
         return Path(text[1:]).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         bad_input(f"{option} {text}: {error}; expected lines of shell, or @ and a file that holds them")
+
+
+def _template(file: str) -> dict[str, Any]:
+    """Return what a file says of Pods."""
+    if not file:
+        return {}
+    import yaml
+
+    try:
+        found = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        bad_input(f"--pod-template {file}: {error}; expected a part of a Pod in YAML")
+    if not isinstance(found, dict):
+        bad_input(
+            f"--pod-template {file}: it holds no mapping; expected a part of a Pod, such as spec: nodeSelector: ..."
+        )
+    return found

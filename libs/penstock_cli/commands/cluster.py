@@ -98,7 +98,11 @@ def node_table(
             "HEARD",
         )
         rows = [row for node in nodes for row in _device_rows(node, now_s)]
-        images = {node.id: ",".join(node.containers) for node in nodes if node.containers}
+        images = {
+            node.id: ",".join((*node.containers, *filter(None, [node.image])))
+            for node in nodes
+            if node.containers or node.image
+        }
         lends = {one.id: job_text.lent_memory(one) for one in memory}
         return _beside(headers, rows, *_of_pilots(nodes), ("IMAGES", images), ("LENDS", lends))
     nodes = list(nodes)

@@ -61,6 +61,8 @@ class NodeView(View, frozen=True, kw_only=True):
         The pilot of an allocation that it is of; empty where it is of none.
     until_s : float
         Until when it stays, as nodes of pilots do; 0: until somebody stops it.
+    image : str
+        The image in which its executor runs, whose jobs need nothing of that; empty: none.
     """
 
     id: str
@@ -77,6 +79,7 @@ class NodeView(View, frozen=True, kw_only=True):
     containers: tuple[str, ...] = ()
     pilot: str = ""
     until_s: float = 0.0
+    image: str = ""
 
 
 class NodeMemoryView(View, frozen=True, kw_only=True):

@@ -119,7 +119,11 @@ class HostProvider:
             raise SubmissionRefused(f"{host or 'this machine'}: {_problem(done) or 'the pilot did not begin'}")
         return f"{host}:{said[-1].split()[0]}"
 
-    async def list_jobs(self, pilots: Mapping[str, PilotFolder]) -> Mapping[str, ProviderJob]:
+    async def list_jobs(
+        self,
+        spec: AllocationSpec,  # noqa: ARG002 - the port's
+        pilots: Mapping[str, PilotFolder],
+    ) -> Mapping[str, ProviderJob]:
         """Return which pilots run; see :meth:`PilotProvider.list_jobs`."""
         by_host: dict[str, list[str]] = {}
         for name, place in pilots.items():
@@ -153,6 +157,9 @@ class HostProvider:
         if only_waiting:
             return
         await _run(job.id.rpartition(":")[0], _END, str(place.folder))
+
+    async def clear(self, job: ProviderJob, place: PilotFolder) -> None:
+        """Do nothing: the folder goes by itself; see :meth:`PilotProvider.clear`."""
 
     async def try_out(self, spec: AllocationSpec, place: PilotFolder) -> str:
         """Return where pilots would run, if each host can be reached; see :meth:`PilotProvider.try_out`."""

@@ -39,8 +39,9 @@ class ProviderJob(NamedTuple):
     ----------
     id : str
         As the provider calls it.
-    state : {"waiting", "running", "ended", "cancelled", "silent"}
-        ``silent``: where it is does not answer now, and nothing is known of it.
+    state : {"waiting", "running", "ended", "cancelled", "silent", "stuck"}
+        ``silent``: where it is does not answer now, and nothing is known of it. ``stuck``: it is there and cannot
+        start, and waiting does not help.
     hosts : tuple of str
         Where it runs.
     reason : str
@@ -48,7 +49,7 @@ class ProviderJob(NamedTuple):
     """
 
     id: str
-    state: Literal["waiting", "running", "ended", "cancelled", "silent"]
+    state: Literal["waiting", "running", "ended", "cancelled", "silent", "stuck"]
     hosts: tuple[str, ...] = ()
     reason: str = ""
 
@@ -70,15 +71,18 @@ class PilotProvider(Protocol):
             If it will not be taken.
         """
 
-    async def list_jobs(self, pilots: Mapping[str, PilotFolder]) -> Mapping[str, ProviderJob]:
+    async def list_jobs(self, spec: AllocationSpec, pilots: Mapping[str, PilotFolder]) -> Mapping[str, ProviderJob]:
         """
-        Return, by name, what the provider knows of these pilots.
+        Return, by name, what the provider knows of these pilots of one allocation.
 
         One that ended a while ago may be missing, as one that was never submitted is.
         """
 
     async def cancel(self, job: ProviderJob, place: PilotFolder, *, only_waiting: bool = False) -> None:
         """End a pilot, or with ``only_waiting`` one that has not started; others are passed over."""
+
+    async def clear(self, job: ProviderJob, place: PilotFolder) -> None:
+        """Remove what an ended pilot has left at its provider; the log has its end by then."""
 
     async def try_out(self, spec: AllocationSpec, place: PilotFolder) -> str:
         """

@@ -47,7 +47,11 @@ class SlurmProvider:
             raise SubmissionRefused(f"sbatch: {_said(done)}")
         return number
 
-    async def list_jobs(self, pilots: Mapping[str, PilotFolder]) -> Mapping[str, ProviderJob]:
+    async def list_jobs(
+        self,
+        spec: AllocationSpec,  # noqa: ARG002 - the port's
+        pilots: Mapping[str, PilotFolder],
+    ) -> Mapping[str, ProviderJob]:
         """Return what ``squeue`` shows of pilots; see :meth:`PilotProvider.list_jobs`."""
         found: dict[str, ProviderJob] = {}
         if not pilots:
@@ -68,6 +72,9 @@ class SlurmProvider:
         done = await run_command(["scancel", *(["--state=PENDING"] if only_waiting else []), job.id])
         if done.code and "invalid job id" not in done.error.lower():
             raise ProviderSilent(f"scancel: {_said(done)}")
+
+    async def clear(self, job: ProviderJob, place: PilotFolder) -> None:
+        """Do nothing: Slurm forgets by itself; see :meth:`PilotProvider.clear`."""
 
     async def try_out(self, spec: AllocationSpec, place: PilotFolder) -> str:
         """Return what ``sbatch --test-only`` says; see :meth:`PilotProvider.try_out`."""

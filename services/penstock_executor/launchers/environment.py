@@ -62,6 +62,8 @@ class LaunchSite(msgspec.Struct, frozen=True, kw_only=True):
         Holds a temporary folder for each run that has one of its own.
     keeps_apart : bool
         Whether all runs have one; else those have one whose image a program mounts for each process anew.
+    image : str
+        The image in which all of them run that ask for it, as the executor does.
     work : Path or None
         Holds the folders of runs whose code was uploaded.
     new_privileges, most_tasks, sandbox, writable : bool, int, str, tuple of str
@@ -85,6 +87,7 @@ class LaunchSite(msgspec.Struct, frozen=True, kw_only=True):
     most_tasks: int = 0
     sandbox: SandboxName = "none"
     writable: tuple[str, ...] = ()
+    image: str = ""
     work: Path | None = None
     heard: str = ""
     held_s: float = 3600.0

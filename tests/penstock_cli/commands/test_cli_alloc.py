@@ -11,6 +11,7 @@ import pytest
 from fake_gateway import FakeGateway
 
 from penstock_log import AllocationSpec, request_bodies, views
+from penstock_log.allocation_spec import PodOptions
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -49,6 +50,37 @@ def test_setup_lines_come_from_a_file(penstock: Run, gateway: FakeGateway, tmp_p
     (ask,) = gateway.asked
     assert isinstance(ask, request_bodies.AllocationRequest)
     assert ask.spec.setup == file.read_text()
+
+
+def test_pods_have_an_image_and_what_a_template_says(penstock: Run, gateway: FakeGateway, tmp_path: Path) -> None:
+    file = tmp_path / "pod.yaml"
+    file.write_text("spec:\n  nodeSelector: {gpu: a100}\n")
+    words = ("alloc", "add", "kubernetes", "--name", "lab", "--image", "registry/penstock:1", "--namespace", "ml")
+    words += ("--one-run", "--claim", "saved", "--pod-template", str(file))
+    assert penstock(*words)[0] == 0
+    (ask,) = gateway.asked
+    assert isinstance(ask, request_bodies.AllocationRequest)
+    pod = PodOptions(
+        image="registry/penstock:1", namespace="ml", claim="saved", template={"spec": {"nodeSelector": {"gpu": "a100"}}}
+    )
+    assert (ask.spec.runs, ask.spec.pod) == (1, pod)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("kubernetes",), "no such allocation can be"),
+        (("kubernetes", "--image", "a b"), "no such allocation can be"),
+        (("kubernetes", "--image", "x", "--namespace", "A"), "no such allocation can be"),
+        (("kubernetes", "--image", "x", "--pod-template", "/nowhere"), "expected a part of a Pod in YAML"),
+        (("slurm", "--image", "x"), "slurm has no Pods"),
+    ],
+)
+def test_pods_that_cannot_be_are_refused_before_they_are_asked(
+    penstock: Run, gateway: FakeGateway, words: tuple[str, ...], said: str
+) -> None:
+    code, _, told = penstock("alloc", "add", *words, "--name", "lab")
+    assert (code, said in told, gateway.asked) == (2, True, []), told
 
 
 @pytest.mark.parametrize(

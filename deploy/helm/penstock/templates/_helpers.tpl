@@ -1,11 +1,13 @@
 {{/*
 What everything of a release is called: 35 characters at most, so that all that is put behind it fits, up to the names
-of pods. A longer name is cut, and told from others that begin alike by a part of its hash.
+of pods, and no dots nor a digit at its beginning, as Services have neither. A name that is changed for that is told from
+others by a part of its hash.
 */}}
 {{- define "penstock.fullname" -}}
-{{- $name := ternary .Release.Name (printf "%s-penstock" .Release.Name) (contains "penstock" .Release.Name) -}}
-{{- if gt (len $name) 35 -}}
-{{- printf "%s-%s" ($name | trunc 26 | trimSuffix "-" | trimSuffix ".") (sha256sum $name | trunc 8) -}}
+{{- $whole := ternary .Release.Name (printf "%s-penstock" .Release.Name) (contains "penstock" .Release.Name) -}}
+{{- $name := regexReplaceAll "^([0-9])" ($whole | replace "." "-") "r$1" -}}
+{{- if or (gt (len $name) 35) (ne $name $whole) -}}
+{{- printf "%s-%s" ($name | trunc 26 | trimSuffix "-") (sha256sum $whole | trunc 8) -}}
 {{- else -}}
 {{- $name -}}
 {{- end -}}
