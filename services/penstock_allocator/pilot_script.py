@@ -120,7 +120,8 @@ def node_script(place: PilotFolder, allocation: Allocation, pilot_id: str) -> st
         *_exports({**site.environment, **spec.environment}),
         *_lines("setup", spec.setup),
         f"{site.penstock} node join {shlex.quote(site.token)} "
-        f'--name "$node" --data "$data" --executor-only'
+        f'--name "$node" --data "$data"'
+        + ("" if spec.agents else " --executor-only")
         + (f" --devices {shlex.quote(spec.devices)}" if spec.devices else "")
         + " &",
         "executor=$!",

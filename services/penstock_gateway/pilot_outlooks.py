@@ -72,6 +72,10 @@ class PilotOutlooks:
             self._known[key] = tuple(sorted(looks, key=lambda one: (_ORDER[one.state], one.name)))
         return self._known[key]
 
+    def may_come(self, spec: JobSpec) -> bool:
+        """Return whether any allocation may bring a node that holds a job, if need be once somebody resumes it."""
+        return any(one.state != "unable" for one in self.of(spec))
+
     def awaited(self, spec: JobSpec) -> PilotsAwaited | None:
         """Return what a job waits for that no present node holds; None where no allocation may bring it."""
         able = [one for one in self.of(spec) if one.state != "unable"]

@@ -173,7 +173,7 @@ class WaitExplainer:
             found: str = wait.cause  # of thousands of jobs, nobody reads the evidence
         else:
             found = self.waiting(job).cause
-        return PILOT if found in NO_NODE and self._outlooks.awaited(job.spec) is not None else found
+        return PILOT if found in NO_NODE and self._outlooks.may_come(job.spec) else found
 
     def _present_cause(self, job: Job) -> StateCause:
         if job.state in TERMINAL:

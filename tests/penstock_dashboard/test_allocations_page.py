@@ -1,4 +1,4 @@
-"""The page of allocations, over real HTTP and in a browser: pilots, failures, and who may pause and resume."""
+"""The page of allocations, over real HTTP: pilots, failures, and who may pause and resume."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from dashboards import RunningDashboard, browser, dashboard
+from dashboards import RunningDashboard, dashboard
 from gateway_cases import NOW_S, Gateway, gateway
 
 from penstock_bus.memory import MemoryBus
@@ -101,17 +101,3 @@ async def test_an_empty_cluster_says_how_one_is_added(memory_bus: MemoryBus) -> 
     async with gateway(memory_bus) as empty, dashboard(empty.bus) as alone:
         page = await (await alone.visitor("olga")).get("/allocations")
     assert "There is no allocation" in page.text
-
-
-async def test_the_page_can_be_used_by_keyboard_and_read_by_all(site: RunningDashboard) -> None:
-    async with browser(site.url) as session:
-        for scheme in ("light", "dark"):
-            async with session.tab(await site.key("olga"), scheme=scheme, width=500) as tab:
-                await tab.open("/allocations")
-                assert await tab.violations() == []
-        async with session.tab(await site.key("olga")) as tab:
-            await tab.open("/allocations")
-            button = tab.page.locator("button[name=pause_allocation][value=here]")
-            await button.focus()
-            await tab.page.keyboard.press("Enter")
-            await tab.page.wait_for_selector("[data-key=here] button[name=resume_allocation]")

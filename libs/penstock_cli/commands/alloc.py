@@ -49,6 +49,7 @@ Hosts = Annotated[list[str] | None, typer.Option("--host", help="A host for pilo
 Setup = Annotated[str, typer.Option("--setup", help="Lines of shell before a node begins, or @FILE.")]
 Teardown = Annotated[str, typer.Option("--teardown", help="Lines of shell after it has ended, or @FILE.")]
 Env = Annotated[list[str] | None, typer.Option("--env", help="NAME=VALUE for the pilots' executors.")]
+Agents = Annotated[bool, typer.Option("--agents", help="Run memory and aggregation agents beside the executors.")]
 Options = Annotated[
     list[str] | None, typer.Argument(metavar="[-- OPTION...]", help="For sbatch, such as --partition=gpu.")
 ]
@@ -100,6 +101,7 @@ def add(
     claim: Claim = "",
     gpu_resource: GpuResource = "nvidia.com/gpu",
     pod_template: PodTemplate = "",
+    agents: Agents = False,
     output: AnswerOut = "text",
 ) -> None:
     """
@@ -138,6 +140,7 @@ def dry_run(
     claim: Claim = "",
     gpu_resource: GpuResource = "nvidia.com/gpu",
     pod_template: PodTemplate = "",
+    agents: Agents = False,
     output: AnswerOut = "text",
 ) -> None:
     """
@@ -296,6 +299,7 @@ def _spec(
     claim: str,
     gpu_resource: str,
     pod_template: str,
+    agents: bool,
 ) -> AllocationSpec:
     import msgspec
 
@@ -327,6 +331,7 @@ def _spec(
         environment=environment(env or []),
         runs=int(one_run),
         pod=pod,
+        agents=agents,
     )
     try:
         return msgspec.convert(msgspec.to_builtins(spec), AllocationSpec)

@@ -18,14 +18,28 @@ Run = Callable[..., tuple[int, str, str]]
 
 def test_what_follows_two_dashes_goes_to_sbatch(penstock: Run, gateway: FakeGateway) -> None:
     words = ("alloc", "add", "slurm", "--name", "lab", "--max-pilots", "4", "--walltime", "60", "--idle", "0")
-    words += ("--kind", "a100,h100", "--gpus", "2", "--nodes", "2", "--env", "A=b", "--", "--partition=gpu", "-A", "x")
+    words += (
+        "--kind",
+        "a100,h100",
+        "--gpus",
+        "2",
+        "--nodes",
+        "2",
+        "--env",
+        "A=b",
+        "--agents",
+        "--",
+        "--partition=gpu",
+        "-A",
+        "x",
+    )
     assert penstock(*words)[:2] == (0, "added\n")
     (ask,) = gateway.asked
     assert isinstance(ask, request_bodies.AllocationRequest)
     assert (ask.name, ask.spec.max_pilots, ask.spec.walltime_s, ask.spec.idle_s) == ("lab", 4, 3600.0, 0.0)
     assert (ask.spec.kinds, ask.spec.gpus, ask.spec.nodes) == (("a100", "h100"), 2, 2)
     assert ask.spec.options == ("--partition=gpu", "-A", "x")
-    assert ask.spec.environment == {"A": "b"}
+    assert (ask.spec.environment, ask.spec.agents) == ({"A": "b"}, True)
     assert ask.by
 
 
