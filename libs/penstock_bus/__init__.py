@@ -21,6 +21,7 @@ In reading order:
 * ``logger``: The logger of clients, which loads structlog only where a program does.
 * ``logs``: Structured logging.
 * ``stored_messages``: What both adapters share: patterns, pieces of snapshots, unreadable messages.
+* ``made_keys``: Keys and logins of a server that are made before it starts, for Kubernetes.
 * ``standalone``: The server by itself, for containers.
 * ``probe``: Whether a service on this host is ready, for containers.
 * ``identity/``: Who may connect to the servers, and what each may do there.

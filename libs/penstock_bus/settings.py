@@ -53,6 +53,9 @@ class BusAddress(msgspec.Struct, frozen=True, kw_only=True):
     ready_file : str
         Touched every second while the service is ready and hears itself over the bus, so that a health check need but
         look at its age. Empty: there is none.
+    live_file : str
+        Touched every second once the service has reached the bus, whether or not the bus is there now: one that grows
+        old says that the process hangs, and no more. Empty: there is none.
     connect_s : float
         How long to go on trying to connect at the start, in seconds.
     drain_s : float
@@ -68,6 +71,7 @@ class BusAddress(msgspec.Struct, frozen=True, kw_only=True):
     token_file: str = ""
     replica_id: str = ""
     ready_file: str = ""
+    live_file: str = ""
     connect_s: float = 60.0
     drain_s: float = 20.0
 
@@ -98,17 +102,11 @@ class BusAddress(msgspec.Struct, frozen=True, kw_only=True):
         SettingsError
             If it cannot be written.
         """
-        if not self.ready_file:
-            return None
-        file = Path(self.ready_file)
-        try:
-            file.touch()
-            file.unlink()
-        except OSError as error:
-            raise SettingsError(
-                f"PENSTOCK_READY_FILE names {self.ready_file}, which cannot be written: {error}; name another file"
-            ) from error
-        return file
+        return _fresh("PENSTOCK_READY_FILE", self.ready_file)
+
+    def fresh_live_file(self) -> Path | None:
+        """Return the file that is to say that the process lives; see :meth:`fresh_ready_file`."""
+        return _fresh("PENSTOCK_LIVE_FILE", self.live_file)
 
     def server(self, environ: Optional[Mapping[str, str]] = None) -> str:
         """
@@ -166,6 +164,18 @@ class BusAddress(msgspec.Struct, frozen=True, kw_only=True):
             raise SettingsError(
                 f"{VARIABLE} names {self.credentials}: {error}; name a file that can be read"
             ) from error
+
+
+def _fresh(variable: str, named: str) -> Path | None:
+    if not named:
+        return None
+    file = Path(named)
+    try:
+        file.touch()
+        file.unlink()
+    except OSError as error:
+        raise SettingsError(f"{variable} names {named}, which cannot be written: {error}; name another file") from error
+    return file
 
 
 def origin(section: str, name: str, *, environ: Mapping[str, str] | None = None) -> str:

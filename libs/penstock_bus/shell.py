@@ -12,7 +12,7 @@ import signal
 import sys
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -69,6 +69,8 @@ class Shell:
         Seconds that never jump: for leases and for who is alive.
     ready_file : Path or None
         Its age tells health checks whether the service is ready; see :func:`penstock_bus.health.mark`.
+    live_file : Path or None
+        Its age tells health checks whether the process hangs.
     examine : callable
         Called with the vitals before they are reported: brings up to date what nobody else does.
     busy : callable
@@ -84,6 +86,7 @@ class Shell:
     url: str = ""
     monotonic: Callable[[], float] = ticks
     ready_file: Path | None = None
+    live_file: Path | None = None
     busy: Callable[[], bool] = lambda: False
     examine: Callable[[health.Vitals], None] = lambda vitals: None  # noqa: ARG005
 
@@ -124,7 +127,7 @@ class Shell:
         served = health.endpoints(self.report, self.metrics)
         async with (
             self.bus.serve(f"penstock-{self.service}", health.VERSION, served, metadata),
-            background(health.beat(self.bus, self.report), self._hear_replicas(), self._keep_time()),
+            background(health.beat(self.bus, self.report), self._hear_replicas(), self._keep_time(), self._show_life()),
         ):
             yield
 
@@ -132,6 +135,12 @@ class Shell:
         async for vitals in self._peers.listen(self.bus, self.service):
             if self.ready_file is not None and vitals.replica == self.replica_id:
                 health.mark(self.ready_file, vitals)
+
+    async def _show_life(self) -> None:
+        while self.live_file is not None:
+            with suppress(OSError):  # a file that grows old says enough
+                self.live_file.touch()
+            await asyncio.sleep(health.HEARTBEAT_S)
 
     async def _keep_time(self) -> None:
         if isinstance(self.clock, Clock):
@@ -156,19 +165,21 @@ def main(
     try:
         connection = load(BusAddress, "")
         connection.secret(), connection.server()  # files that cannot be read are better known now
-        ready_file = connection.fresh_ready_file()
+        files = connection.fresh_ready_file(), connection.fresh_live_file()
         settings = load(settings_type, service)
         logs.configure(load(logs.Logging, "log"))
     except SettingsError as error:
         sys.stderr.write(f"penstock {service}: {escaped(str(error))}\n")
         raise SystemExit(EX_CONFIG) from error
-    code = uvloop.run(_main(service, connection, ready_file, settings, run))
+    code = uvloop.run(_main(service, connection, files, settings, run))
     if code == REFUSED:
         refused(settings)
     raise SystemExit(code)
 
 
-async def _main(service: str, connection: BusAddress, ready_file: Path | None, settings: T, run: Run[T]) -> int:
+async def _main(
+    service: str, connection: BusAddress, files: tuple[Path | None, Path | None], settings: T, run: Run[T]
+) -> int:
     replica_id = connection.replica_id or uuid.uuid4().hex[:8]
     structlog.contextvars.bind_contextvars(service=service, replica=replica_id)
     log = structlog.get_logger("penstock.shell")
@@ -184,7 +195,8 @@ async def _main(service: str, connection: BusAddress, ready_file: Path | None, s
             return _unconnected(error, connection.url)
         if bus is None:
             return 0
-        shell = Shell(bus, service, replica_id, stopping, url=connection.url, ready_file=ready_file)
+        ready, live = files
+        shell = Shell(bus, service, replica_id, stopping, url=connection.url, ready_file=ready, live_file=live)
         await shell.take_time(CORE)
         log.info("started", url=connection.url, version=health.VERSION)
         try:

@@ -9,6 +9,9 @@ one and no other: ``SERVICE/SERVICE.json``, for the server's owner ``client/clie
 Several of them keep one log together where they share a folder (``--shared``) that nobody else sees. The second and the
 third say in it that they are there, and wait for the keys. The first, which begins when they have said so, puts the
 keys there, and does all that has to be done once. Where nobody has said anything, the first is alone.
+
+Where the keys are given (``--keys``), as in Kubernetes, servers share no folder, and write no logins: both were made
+by :mod:`penstock_bus.made_keys`. All members are there then that ``--members`` names, and none waits for another.
 """
 
 from __future__ import annotations
@@ -17,36 +20,40 @@ import argparse
 import asyncio
 import os
 import sys
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from penstock_bus.identity import access
+from penstock_bus.identity.certificates import BadCertificate, TlsFiles, ensured, given
 from penstock_bus.identity.keyring import Keyring
 from penstock_bus.identity.logins import Login, file_name, write_login
 from penstock_bus.identity.token_verifier import OidcSettings
 from penstock_bus.logger import get_logger
-from penstock_bus.nats import connect
+from penstock_bus.made_keys import take_authority, take_keys, take_secret
+from penstock_bus.nats import connect, streams
 from penstock_bus.port import BusError
 from penstock_bus.servers.cluster_folder import FIRST, ClusterFolder
 from penstock_bus.servers.cluster_member import ClusterMember
 from penstock_bus.servers.server import CREDENTIALS, Server, ServerError, ServerSettings, wait_for_disk_space
 from penstock_bus.servers.server_group import COUNTS, ServerGroup, count_of, running
-from penstock_bus.settings import load
-from penstock_bus.shell import handle_signals
+from penstock_bus.settings import SettingsError, load
+from penstock_bus.shell import EX_CONFIG, handle_signals
+from penstock_log import subjects
 from penstock_log.services import LOGINS
 
 
 async def serve(
     settings: ServerSettings,
-    shared: Path,
+    shared: Path | None,
     url: str,
     stopping: asyncio.Event,
     *,
     here: ClusterMember | None = None,
     cluster: ClusterFolder | None = None,
+    hosts: Sequence[str] = (),
 ) -> int:
     """
     Run the server until ``stopping`` is set.
@@ -55,33 +62,50 @@ async def serve(
 
     Parameters
     ----------
-    shared : Path
-        Existing folder for one folder a login, named after it.
+    shared : Path, optional
+        Existing folder for one folder a login, named after it; without one no logins are written.
     url : str
         Where people find the server: the address in their credentials.
     here : ClusterMember, optional
         Which of several servers it is.
     cluster : ClusterFolder, optional
-        What these servers share.
+        What these servers share, if they share a folder.
+    hosts : sequence of str
+        Other hosts by which people find the server, for their logins.
     """
     if cluster is not None:
         settings = msgspec.structs.replace(settings, revoked=cluster.revoked_file)
     async with running(settings, 1 if here is None else max(COUNTS), here) as servers:
-        if here is not None and here.number != FIRST and cluster is not None:
-            return await _beside_the_first(servers, settings, stopping, cluster)
+        if here is not None and here.number != FIRST:
+
+            async def opened_at() -> str:
+                return cluster.opened_at() if cluster is not None else url if await _has_log(servers) else ""
+
+            return await _beside_the_first(servers, settings, stopping, opened_at, hosts)
         await servers.widen_if_full()
         admin, (server,) = servers.logins[access.ADMIN], servers.servers
         async with connect(servers.url, login=admin, name="penstock server", limits=servers.limits):
             pass  # the first connection of an admin makes the streams
         if cluster is not None:
             cluster.open_log(url)
-        async with servers.issuing(url):
-            _write_logins(server.logins, settings.extensions, shared, url)
+        async with servers.issuing(url, hosts):
+            if shared is not None:
+                _write_logins(server.logins, settings.extensions, shared, url)
             return await _until_stopped(server, settings, stopping)
 
 
+async def _has_log(servers: ServerGroup) -> bool:
+    """Say whether the first server has made the streams, by which the others know that there is a log to follow."""
+    async with servers.connect() as bus:
+        return set(subjects.STREAM_SUBJECTS) <= {one.name for one in await streams.streams(bus.link)}
+
+
 async def _beside_the_first(
-    servers: ServerGroup, settings: ServerSettings, stopping: asyncio.Event, cluster: ClusterFolder
+    servers: ServerGroup,
+    settings: ServerSettings,
+    stopping: asyncio.Event,
+    opened_at: Callable[[], Awaitable[str]],
+    hosts: Sequence[str],
 ) -> int:
     """
     Run another server than the first until it ends, with an issuer from when the first has made the streams.
@@ -93,8 +117,8 @@ async def _beside_the_first(
     try:
         while not ending.done():
             try:
-                if url := cluster.opened_at():
-                    async with servers.issuing(url):
+                if url := await opened_at():
+                    async with servers.issuing(url, hosts):
                         return await ending
             except (BusError, BaseExceptionGroup) as error:
                 _log.warning("issuer_failed", error=str(error), retry_s=_ISSUE_AGAIN_S)
@@ -121,6 +145,7 @@ def _write_logins(logins: Mapping[str, Login], extensions: Sequence[str], shared
 
 ROUTES: Final = 6222
 """The port where the servers of a cluster meet."""
+_LOOPBACK: Final = ("localhost", "127.0.0.1")
 _LOOK_S: Final = 0.2
 _ISSUE_AGAIN_S: Final = 2.0
 _log = get_logger("penstock.servers")
@@ -180,23 +205,57 @@ async def member_here(
     return where.member(shared.secret())
 
 
+def _tls(args: argparse.Namespace, settings: ServerSettings) -> TlsFiles | None:
+    """Return the certificate that is given, or one by the authority that came with the keys; None for no TLS."""
+    try:
+        if args.tls_cert is not None:
+            return given(args.tls_cert, args.tls_key, args.tls_ca)
+        if args.plain or args.keys is None:
+            return None
+        folder = settings.data_dir / CREDENTIALS / "tls"
+        take_authority(args.keys, folder)
+        return ensured(folder, [*args.names, *_LOOPBACK])
+    except BadCertificate as error:
+        raise ServerError(str(error)) from error
+
+
+def _member_with_keys(args: argparse.Namespace, where: MemberPlaces, count: int) -> ClusterMember | None:
+    """Return this server's place where the keys are given: all that are named are there, and one alone has no place."""
+    if len(where.places) not in COUNTS or not FIRST <= where.number <= len(where.places):
+        raise ServerError(
+            f"--members names {len(where.places)} servers, and --member is {where.number}; expected one or three, and "
+            "a number of one of them"
+        )
+    if len(where.places) < count:
+        raise ServerError(
+            f"the log here is kept by {count} servers, and one alone would not see it; start {count} of them, or make "
+            "a backup and restore that into a new volume"
+        )
+    return where.member(take_secret(args.keys)) if len(where.places) > 1 else None
+
+
 async def _main(settings: ServerSettings, args: argparse.Namespace) -> int:
     stopping = asyncio.Event()
     handle_signals(stopping)
     try:
         here, url, cluster = None, args.url, None
-        if args.members:
-            places = tuple(args.members.split(","))
-            where = MemberPlaces(number=args.member, places=places, listen=f"{args.host}:{ROUTES}")
-            shared = ClusterFolder(args.shared)
-            here = await member_here(settings, where, shared, stopping)
-        if here is not None:
-            cluster, url = shared, ",".join([args.url, *filter(None, args.other_urls.split(","))])
-        return (
-            0
-            if stopping.is_set()
-            else await serve(settings, args.credentials, url, stopping, here=here, cluster=cluster)
-        )
+        if args.keys is not None:
+            take_keys(args.keys, settings.data_dir / CREDENTIALS)
+        settings = msgspec.structs.replace(settings, tls=_tls(args, settings))
+        places = tuple(args.members.split(",")) if args.members else ()
+        where = MemberPlaces(number=args.member, places=places, listen=f"{args.host}:{ROUTES}")
+        if places and args.keys is not None:
+            here = _member_with_keys(args, where, count_of(settings.data_dir))
+        elif places:
+            cluster = ClusterFolder(args.shared)
+            here = await member_here(settings, where, cluster, stopping)
+            if here is not None:
+                url = ",".join([args.url, *filter(None, args.other_urls.split(","))])
+            else:
+                cluster = None
+        if stopping.is_set():
+            return 0
+        return await serve(settings, args.credentials, url, stopping, here=here, cluster=cluster, hosts=args.hosts)
     except BusError as error:
         sys.stderr.write(f"penstock server: {error}\n")
         return 1
@@ -205,30 +264,52 @@ async def _main(settings: ServerSettings, args: argparse.Namespace) -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m penstock_bus.standalone", description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder of the streams")
-    parser.add_argument("--credentials", type=Path, required=True, help="folder for everybody's credentials")
+    parser.add_argument("--credentials", type=Path, help="folder for everybody's credentials")
+    parser.add_argument("--keys", type=Path, help="folder of the keys, where they are given; it is only read")
     parser.add_argument("--url", default="nats://127.0.0.1:4222", help="where people find it, for their credentials")
     parser.add_argument("--plain", action="store_true", help="no TLS: the network is this project's alone")
+    parser.add_argument("--hosts", type=_listed, default=(), help="other hosts where people find it, with commas")
+    parser.add_argument("--names", type=_listed, default=(), help="names in its certificate by --keys, with commas")
+    parser.add_argument("--tls-cert", type=Path, help="certificate with its chain, as PEM")
+    parser.add_argument("--tls-key", type=Path, help="its key")
+    parser.add_argument("--tls-ca", type=Path, help="authorities by which clients check it; else the system's count")
     parser.add_argument("--host", default="0.0.0.0", help="address to listen on")  # noqa: S104 a container's own
     parser.add_argument("--port", type=int, default=4222)
     parser.add_argument("--members", default="", help="HOST:PORT of all servers that may keep the log, with commas")
     parser.add_argument("--member", type=int, default=FIRST, help="which of them this one is, from 1")
     parser.add_argument("--shared", type=Path, help="folder that all servers see and nobody else")
     parser.add_argument("--other-urls", default="", help="where people find the others, if there are any")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.keys is None and args.credentials is None:
+        parser.error("--credentials says where logins are to be written; without it, --keys has to give the keys")
+    if (args.tls_cert is None) != (args.tls_key is None):
+        parser.error("--tls-cert and --tls-key belong together")
+    if args.plain and args.tls_cert is not None:
+        parser.error("--plain is without TLS, and --tls-cert is for TLS; give one of them")
+    return args
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, text.split(",")))
 
 
 if __name__ == "__main__":
     args = _arguments()
-    args.credentials.mkdir(parents=True, exist_ok=True)
-    extensions = load(access.Extensions, "extensions").names
-    owner = os.environ.get("PENSTOCK_OWNER", "")
+    if args.credentials is not None:
+        args.credentials.mkdir(parents=True, exist_ok=True)
+    try:
+        extensions, oidc = load(access.Extensions, "extensions").names, load(OidcSettings, "oidc")
+    except SettingsError as error:
+        sys.stderr.write(f"penstock server: {error}\n")
+        sys.exit(EX_CONFIG)
     settings = ServerSettings(
         data_dir=args.data,
         host=args.host,
         port=args.port,
         extensions=extensions,
-        oidc=load(OidcSettings, "oidc"),
-        owner=owner,
+        oidc=oidc,
+        owner=os.environ.get("PENSTOCK_OWNER", ""),
         plain=args.plain,
+        name="localhost" if args.tls_cert is not None else "",
     )
     sys.exit(asyncio.run(_main(settings, args)))

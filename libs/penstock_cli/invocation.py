@@ -3,7 +3,8 @@ Invocation: what every command shares, from the connection to the exit code.
 
 :func:`call` connects to the server and runs a command's coroutine; options of many commands are here as types.
 :class:`Failure` and :func:`explain` turn what goes wrong into one line on standard error and an exit code that scripts
-can tell apart. :func:`read` reads the live log from its beginning to where it ends now.
+can tell apart. :func:`read` reads the live log from its beginning to where it ends now. :func:`become` turns a command
+into a service.
 """
 
 from __future__ import annotations
@@ -437,3 +438,22 @@ def _configured() -> str:
     from penstock_bus.settings import BusAddress, load
 
     return load(BusAddress, "").server(os.environ)
+
+
+def check_devices(described: str) -> None:
+    """Say now what the executor would only say to its log."""
+    from penstock_cluster.device_backend import DeviceError
+    from penstock_cluster.inventory import backends_of
+
+    try:
+        backends_of(described or "auto")
+    except DeviceError as error:
+        bad_input(f"--devices: {error}")
+
+
+def become(name: str, environment: dict[str, str]) -> NoReturn:
+    """Replace this process by a service's program; the environment is added to this one's."""
+    from penstock_bus.child_processes import module_command
+
+    env = {**os.environ, **environment}
+    os.execve(sys.executable, module_command(f"penstock_{name}"), env)  # noqa: S606 - it is to be this process

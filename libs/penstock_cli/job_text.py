@@ -7,7 +7,7 @@ Pure functions from what the gateway answered to lines of text and to headers an
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
 from operator import attrgetter
@@ -35,8 +35,9 @@ _PASSING: Final = {
         "profiling",
         "backoff",
     ),
-    *("dependency", "array", "begin", "reservation", "class_quota"),
+    *("dependency", "array", "begin", "reservation", "class_quota", "pilot"),
 }
+_MOST_ALLOCATIONS: Final = 5
 _ONLY_WAIT: Final = "nothing known starts it sooner; it only has to wait"
 _CHECKPOINTED: Final = "checkpointed after step"
 STATES: Final = {
@@ -308,6 +309,7 @@ def why_lines(why: views.WhyView, now_s: float) -> list[str]:
     """Return why a job waits, as lines: the one cause, its evidence, what was ruled out, and what would change it."""
     pairs = [
         ("because", why.evidence),
+        *_allocation_pairs(why),
         *(("checked", text) for text in why.not_causes),
         *_why_size_pairs(why, now_s),
         ("change", _change(why) or (_ONLY_WAIT if why.cause in _PASSING else "")),
@@ -316,6 +318,15 @@ def why_lines(why: views.WhyView, now_s: float) -> list[str]:
     ]
     since = f" for {span(now_s - why.since_s)}" if why.since_s and now_s > why.since_s else ""
     return [f"{why.id} ({why.name}) is {why.state}{since}: {_words(why.cause)}", *_indented(pairs)]
+
+
+def _allocation_pairs(view: views.WhyView | views.DryRunView) -> Iterator[tuple[str, str]]:
+    """Yield what allocations could do that the evidence does not say already."""
+    left = [one for one in view.allocations if one.text not in view.evidence]
+    for one in left[:_MOST_ALLOCATIONS]:
+        yield "pilots", one.text
+    if len(left) > _MOST_ALLOCATIONS:
+        yield "pilots", f"{len(left) - _MOST_ALLOCATIONS} more allocations; `-o json` has all"
 
 
 def _change(view: views.WhyView | views.DryRunView) -> str:
@@ -338,6 +349,7 @@ def dry_run_lines(view: views.DryRunView) -> list[str]:
     pairs = [
         ("size", view.size),
         ("because", view.evidence),
+        *_allocation_pairs(view),
         ("starts", _estimate(None if view.starts else view.start_in_s, view.basis)),
         ("change", _change(view)),
         *(("warning", text) for text in view.warnings),

@@ -24,7 +24,18 @@ import msgspec
 import typer
 
 from penstock_cli import render
-from penstock_cli.invocation import AnswerOut, Exit, Failure, Out, act_patiently, bad_input, call, tell
+from penstock_cli.invocation import (
+    AnswerOut,
+    Exit,
+    Failure,
+    Out,
+    act_patiently,
+    bad_input,
+    become,
+    call,
+    check_devices,
+    tell,
+)
 from penstock_cli.value_formats import duration_s, now_s, span
 from penstock_cluster.host_limits import host_name
 from penstock_log.spec import Name
@@ -103,7 +114,7 @@ def join(
     """
     given = parsed(_read_token(text))
     node = NodeFile(node_id=_name(node_id), devices=devices, memory=memory, agents=not executor_only)
-    _check_devices(devices)
+    check_devices(devices)
     folder = data.absolute()
     try:
         folder.mkdir(mode=0o711, parents=True, exist_ok=True)
@@ -136,7 +147,7 @@ def start(data: Data = _FOLDER, memory: Memory = True) -> None:
         ) from error
     except (OSError, ValueError) as error:  # MsgspecError is the second
         raise Failure(f"what {folder} says of this node cannot be read: {error}; join with a new token") from error
-    _check_devices(node.devices)
+    check_devices(node.devices)
     with _stopped(folder):
         pass  # or its executor would end with an error, and its agents would be started again and again
     _run(folder, msgspec.structs.replace(node, memory=node.memory and memory), own)
@@ -274,13 +285,6 @@ def _name(given: str) -> str:
         )
 
 
-def _check_devices(described: str) -> None:
-    """Say before a token is used what the executor would refuse."""
-    from penstock_cli.commands.up import check_devices
-
-    check_devices(described)
-
-
 @contextmanager
 def _stopped(folder: Path) -> Iterator[None]:
     """Keep the executor of a node's folder from running while the context is open; refuse where one does."""
@@ -353,7 +357,6 @@ def _run(folder: Path, node: NodeFile, own: Login) -> NoReturn:
     """Be the node: the executor, and those of its agents that have logins and are wanted."""
     from penstock_bus.identity.logins import VARIABLE as CREDENTIALS
     from penstock_bus.settings import SettingsError
-    from penstock_cli.commands.up import become
     from penstock_cli.local.node_processes import run_node
 
     os.environ.pop(VARIABLE, None)

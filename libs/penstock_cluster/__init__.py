@@ -8,6 +8,7 @@ In reading order:
 * ``inventory``: From a ``devices`` setting to numbered devices.
 * ``host_backends``: The host as a device, and emulated devices.
 * ``cuda_visibility``: Which of a host's GPUs this process may use.
+* ``nvml``: The functions of NVIDIA's management library that are used.
 * ``cuda_backend``: CUDA devices by NVML.
 * ``device_monitor``: The port of monitors, and the estimate from processes.
 * ``cuda_monitor``: What NVIDIA's driver tells of devices while they work.

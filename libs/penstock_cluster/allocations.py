@@ -8,14 +8,16 @@ of these. An :class:`Allocation` learns from the first node of a pilot what its 
 from __future__ import annotations
 
 import math
+import re
 import zlib
 from collections.abc import Iterator
 from typing import Final, Literal
 
 import msgspec
 
-from penstock_cluster.nodes import Node
+from penstock_cluster.nodes import Cluster, Node
 from penstock_log import (
+    TERMINAL,
     AllocationAdded,
     AllocationPaused,
     AllocationRemoved,
@@ -23,12 +25,16 @@ from penstock_log import (
     AllocationSpec,
     Device,
     Event,
+    JobTable,
     NodeJoined,
     PilotEnded,
     PilotPlanned,
     PilotsPaused,
     PilotStarted,
     PilotSubmitted,
+    PilotWaits,
+    PilotWithdrawn,
+    RunEnded,
 )
 from penstock_log.allocation_spec import LABEL_ALLOCATION, LABEL_PILOT
 
@@ -37,6 +43,9 @@ KEPT: Final = 20
 GUESSED_BYTES: Final = 1 << 50
 """Memory of a device of which nothing is known yet: it holds any job."""
 GUESSED_KIND: Final = "unknown"
+_SHORTEST_MARGIN_S: Final = 10.0
+_LONGEST_MARGIN_S: Final = 120.0
+_MARGIN_SHARE: Final = 0.2
 
 OF_ALLOCATIONS: Final[frozenset[type[Event]]] = frozenset(
     {
@@ -49,6 +58,8 @@ OF_ALLOCATIONS: Final[frozenset[type[Event]]] = frozenset(
         PilotPlanned,
         PilotStarted,
         PilotSubmitted,
+        PilotWaits,
+        PilotWithdrawn,
         PilotsPaused,
     }
 )
@@ -63,12 +74,18 @@ class Pilot(msgspec.Struct, kw_only=True):
     ----------
     reason : str
         For which jobs it was planned, in words.
-    provider_id, token, waits : str
+    provider_id, token : str
         As :class:`penstock_log.PilotSubmitted` has them.
     planned_s, submitted_s, started_s, joined_s, ended_s : float
         When, seconds since the epoch; 0 for what has not happened. It has joined when the first of its nodes has.
     nodes : tuple of str
         Its nodes that have joined.
+    waits : str
+        Why it has not started yet, in its provider's words; empty where that is not known.
+    waits_s : float
+        When the provider said so first.
+    withdrawn_s : float
+        Since when it is to be cancelled, unless it has started, as no job would run on it any more.
     end, end_reason : str
         How it ended, and why in words.
     """
@@ -78,15 +95,22 @@ class Pilot(msgspec.Struct, kw_only=True):
     reason: str = ""
     provider_id: str = ""
     token: str = ""
-    waits: str = ""
     hosts: tuple[str, ...] = ()
     submitted_s: float = 0.0
     started_s: float = 0.0
     joined_s: float = 0.0
     ended_s: float = 0.0
     nodes: tuple[str, ...] = ()
+    waits: str = ""
+    waits_s: float = 0.0
+    withdrawn_s: float = 0.0
     end: str = ""
     end_reason: str = ""
+
+    @property
+    def is_withdrawn(self) -> bool:
+        """Whether no node is expected of it any more, though its provider may still have it."""
+        return bool(self.withdrawn_s) and not self.started_s
 
     @property
     def state(self) -> Literal["planned", "waiting", "starting", "running", "ended"]:
@@ -124,6 +148,11 @@ class Allocation(msgspec.Struct, kw_only=True):
         Those that have not ended.
     ended : list of Pilot
         The last ones that have.
+    ends : dict of str to int
+        How pilots have ended so far → how many, since it was added.
+    refused : dict of str to str
+        User whose jobs a node of its pilots has refused → why, in words: further pilots would refuse them as well,
+        until a person resumes the allocation.
     devices : tuple of Device
         What a node of its pilots had last; empty before the first one joined.
     cpus, host_memory_bytes, containers
@@ -144,6 +173,8 @@ class Allocation(msgspec.Struct, kw_only=True):
     failure: str = ""
     pilots: dict[str, Pilot] = msgspec.field(default_factory=dict)
     ended: list[Pilot] = msgspec.field(default_factory=list)
+    ends: dict[str, int] = msgspec.field(default_factory=dict)
+    refused: dict[str, str] = msgspec.field(default_factory=dict)
     devices: tuple[Device, ...] = ()
     cpus: float = 0.0
     host_memory_bytes: int = 0
@@ -158,8 +189,13 @@ class Allocation(msgspec.Struct, kw_only=True):
 
     @property
     def coming(self) -> list[Pilot]:
-        """Its pilots that have no node yet."""
-        return [pilot for pilot in self.pilots.values() if not pilot.joined_s]
+        """Its pilots that have no node yet, without those that are withdrawn."""
+        return [pilot for pilot in self.pilots.values() if not pilot.joined_s and not pilot.is_withdrawn]
+
+    @property
+    def has_known_size(self) -> bool:
+        """Whether it is known how many devices its pilots bring: one has shown it, or the allocation says it."""
+        return bool(self.devices or self.spec.kinds or devices_asked(self.spec))
 
     def pilot_name(self, pilot_id: str) -> str:
         """
@@ -197,6 +233,8 @@ class Allocation(msgspec.Struct, kw_only=True):
             So many seconds after the first node of a pilot, nobody expects the others any more.
         """
         for pilot in self.pilots.values():
+            if pilot.is_withdrawn:
+                continue
             if not pilot.joined_s or now_s < pilot.joined_s + join_s:
                 yield from list(self.new_nodes(pilot.id))[len(pilot.nodes) :]
 
@@ -225,9 +263,57 @@ class Allocation(msgspec.Struct, kw_only=True):
             )
 
 
+def margin_s(spec: AllocationSpec) -> float:
+    """
+    Return how many seconds before its end a pilot's nodes begin to leave: their runs save and go on elsewhere.
+
+    Examples
+    --------
+    >>> [margin_s(AllocationSpec(provider="slurm", walltime_s=walltime_s)) for walltime_s in (60, 300, 3600)]
+    [12.0, 60.0, 120.0]
+    """
+    return min(_LONGEST_MARGIN_S, max(_SHORTEST_MARGIN_S, _MARGIN_SHARE * spec.walltime_s))
+
+
+def devices_asked(spec: AllocationSpec) -> int:
+    """
+    Return how many devices of each node the options for Slurm ask for; 0 where they do not say.
+
+    Examples
+    --------
+    >>> def asked(*options, nodes=1):
+    ...     return devices_asked(AllocationSpec(provider="slurm", options=options, nodes=nodes))
+    >>> asked("--gres=gpu:a100:4"), asked("--gres", "tmpfs:5,gpu:2"), asked("--gres=gpu"), asked("--gpus-per-node=v:8")
+    (4, 2, 1, 8)
+    >>> asked("-G", "4", nodes=2), asked("--gpus=a100:3,v100:1"), asked("-G2"), asked("--partition=x"), asked("--gres")
+    (2, 4, 2, 0, 0)
+    """
+    if spec.provider != "slurm":
+        return 0
+    found = 0
+    for at, word in enumerate(spec.options):
+        match = _ASKED.fullmatch(word)
+        if match is None:
+            continue
+        option = match["long"] or match["short"]
+        given = match["value"] if match["long"] else match["joined"]
+        value = given if given is not None else "".join(spec.options[at + 1 : at + 2])
+        parts = [part.split(":") for part in value.split(",") if part]
+        if option == "gres":
+            parts = [part[1:] for part in parts if part[0] in {"gpu", "gres/gpu"}]
+        elif not parts:
+            continue
+        counts = [1 if not part or not part[-1].isdecimal() else int(part[-1]) for part in parts]
+        found = sum(counts) // (spec.nodes if option in {"gpus", "G"} else 1)
+    return found
+
+
+_ASKED: Final = re.compile(r"--(?P<long>gres|gpus-per-node|gpus)(?:=(?P<value>.*))?|-(?P<short>G)(?P<joined>.+)?")
+
+
 def _guessed(spec: AllocationSpec) -> list[str]:
     kinds = spec.kinds or (GUESSED_KIND,)
-    return [kinds[index % len(kinds)] for index in range(max(spec.gpus, len(spec.kinds)))]
+    return [kinds[index % len(kinds)] for index in range(max(devices_asked(spec) or spec.gpus, len(spec.kinds)))]
 
 
 class AllocationTable(msgspec.Struct):
@@ -252,10 +338,22 @@ class AllocationTable(msgspec.Struct):
                 return self._join(event)
             case AllocationRemoved() | AllocationPaused() | AllocationResumed() | PilotsPaused():
                 return self._note_act(event)
-            case PilotPlanned() | PilotSubmitted() | PilotStarted() | PilotEnded():
+            case PilotPlanned() | PilotSubmitted() | PilotStarted() | PilotWithdrawn() | PilotEnded():
                 return self._note_pilot(event)
+            case PilotWaits():
+                self._note_pilot(event)
+                return False  # nothing follows from it
             case _:
                 return False
+
+    def note_refusal(self, event: Event, cluster: Cluster, jobs: JobTable) -> None:
+        """Note whose jobs a pilot's node does not run, if a run's end says so."""
+        if not isinstance(event, RunEnded) or not event.refuses_user:
+            return
+        node, job = cluster.nodes.get(event.node_id), jobs.get(event.job_id)
+        found = self.by_name.get(node.labels.get(LABEL_ALLOCATION, "")) if node is not None else None
+        if found is not None and job is not None and job.state not in TERMINAL:  # others are forgotten by some folds
+            found.refused[job.spec.user] = event.reason
 
     def _add(self, event: AllocationAdded) -> bool:
         if event.name in self.by_name:
@@ -281,9 +379,12 @@ class AllocationTable(msgspec.Struct):
             case AllocationResumed():
                 found.paused_s, found.paused_by, found.paused_reason = 0.0, "", ""
                 found.failures, found.failed_s = 0, 0.0
+                found.refused = {}
         return True
 
-    def _note_pilot(self, event: PilotPlanned | PilotSubmitted | PilotStarted | PilotEnded) -> bool:
+    def _note_pilot(
+        self, event: PilotPlanned | PilotSubmitted | PilotWaits | PilotStarted | PilotWithdrawn | PilotEnded
+    ) -> bool:
         found = self.by_name.get(event.name)
         if found is None:
             return False
@@ -296,10 +397,13 @@ class AllocationTable(msgspec.Struct):
             return False
         match event:
             case PilotSubmitted():
-                pilot.provider_id, pilot.token, pilot.waits = event.provider_id, event.token, event.waits
-                pilot.submitted_s = pilot.submitted_s or event.at_s
+                pilot.provider_id, pilot.token, pilot.submitted_s = event.provider_id, event.token, event.at_s
+            case PilotWaits():
+                pilot.waits, pilot.waits_s = event.reason, event.at_s
             case PilotStarted():
-                pilot.hosts, pilot.started_s = event.hosts, event.at_s
+                pilot.hosts, pilot.started_s, pilot.waits = event.hosts, event.at_s, ""
+            case PilotWithdrawn():
+                pilot.withdrawn_s = event.at_s
             case PilotEnded():
                 self._end(found, pilot, event)
         return True
@@ -308,6 +412,7 @@ class AllocationTable(msgspec.Struct):
         pilot.ended_s, pilot.end, pilot.end_reason = event.at_s, event.state, event.reason
         found.ended.append(found.pilots.pop(pilot.id))
         del found.ended[:-KEPT]
+        found.ends[event.state] = found.ends.get(event.state, 0) + 1
         if event.state in {"failed", "refused", "lost"} and not pilot.joined_s:
             found.failures += 1
             found.failed_s, found.failure = event.at_s, event.reason

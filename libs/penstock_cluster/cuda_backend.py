@@ -7,10 +7,6 @@ instances of one GPU instance share its memory, which nothing divides between th
 so that together they get no more. GPUs that this process may not use are left out, see
 :mod:`penstock_cluster.cuda_visibility`.
 
-:class:`NvmlLibrary` has the functions of ``pynvml`` that are used, under their own names; tests put a library of their
-own in its place. Every function may raise ``pynvml.NVMLError``. A function for which a device has no answer raises it
-with ``NVML_ERROR_NOT_SUPPORTED``, which :func:`answer` turns into a default.
-
 :func:`running` says whether the operator runs NVIDIA's multi-process service. Penstock never starts, stops or sets it.
 A CUDA program uses it by itself where its daemon listens in the pipe directory.
 
@@ -18,8 +14,6 @@ A CUDA program uses it by itself where its daemon listens in the pipe directory.
 
 References
 ----------
-NVIDIA, NVML API Reference Guide. Signatures and return types as in nvidia-ml-py.
-
 NVIDIA, Multi-Process Service: the control daemon notes its pid in the pipe directory; ``CUDA_MPS_PIPE_DIRECTORY``,
 by default ``/tmp/nvidia-mps``.
 """
@@ -32,15 +26,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, Protocol, Self, TypeVar
+from typing import Final, Self
 
 import msgspec
 import pynvml
 
+from penstock_cluster.cuda_health import CudaHealth
+from penstock_cluster.cuda_monitor import CudaMonitor
 from penstock_cluster.cuda_visibility import VARIABLE, ListedGpu, ListedInstance, may_open, named
 from penstock_cluster.device_backend import DeviceBackend, DeviceError
 from penstock_cluster.device_health import HealthReader
 from penstock_cluster.device_monitor import DeviceMonitor
+from penstock_cluster.nvml import Handle, NvmlLibrary, answer, text
 from penstock_log import Device
 
 _VENDOR: Final = {"nvidia", "tesla", "geforce", "quadro", "graphics", "device", "gpu"}
@@ -53,6 +50,19 @@ _MODES: Final = {
     pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: "exclusive",
     pynvml.NVML_COMPUTEMODE_PROHIBITED: "prohibited",
 }
+PIPE_DIRECTORY: Final = "CUDA_MPS_PIPE_DIRECTORY"
+_DEFAULT: Final = "/tmp/nvidia-mps"  # noqa: S108 -- the driver's default, not ours
+_PID_FILE: Final = "nvidia-cuda-mps-control.pid"
+LEVELS: Final = {
+    pynvml.NVML_TOPOLOGY_INTERNAL: "board",
+    pynvml.NVML_TOPOLOGY_SINGLE: "pix",
+    pynvml.NVML_TOPOLOGY_MULTIPLE: "pxb",
+    pynvml.NVML_TOPOLOGY_HOSTBRIDGE: "phb",
+    pynvml.NVML_TOPOLOGY_NODE: "node",
+    pynvml.NVML_TOPOLOGY_SYSTEM: "sys",
+}
+"""Where two devices' roads meet, from near to far, under the names of ``nvidia-smi topo``."""
+SWITCH: Final = "switch"
 
 
 class _Gpu(msgspec.Struct, frozen=True):
@@ -236,8 +246,6 @@ class CudaBackend(DeviceBackend):
     @classmethod
     def monitor(cls, clock: Callable[[], float]) -> DeviceMonitor:
         """Return the monitor by the driver."""
-        from penstock_cluster.cuda_monitor import CudaMonitor  # noqa: PLC0415 - it asks the library as this module does
-
         del clock
         return CudaMonitor()
 
@@ -258,8 +266,6 @@ class CudaBackend(DeviceBackend):
     @classmethod
     def health(cls, devices: tuple[Device, ...]) -> HealthReader:
         """Return the reader of XIDs and ECC errors."""
-        from penstock_cluster.cuda_health import CudaHealth  # noqa: PLC0415 - it asks the library as this module does
-
         return CudaHealth(devices)
 
     def held(self, device: Device, pids: Iterable[int]) -> dict[int, int]:
@@ -388,9 +394,6 @@ class CudaBackend(DeviceBackend):
         )
 
 
-PIPE_DIRECTORY: Final = "CUDA_MPS_PIPE_DIRECTORY"
-
-
 def kind_of(product: str) -> str:
     """
     Return a product's kind: the name of its model without the vendor, the form and the memory size.
@@ -418,91 +421,6 @@ def _mig_state(gpu: _Gpu) -> str:
     return (f"on, {len(gpu.instances)} instances" if gpu.mig else "off") + then
 
 
-Handle = object
-T = TypeVar("T")
-D = TypeVar("D")
-
-_NO_ANSWER: Final = (
-    pynvml.NVML_ERROR_NOT_SUPPORTED,
-    pynvml.NVML_ERROR_NOT_FOUND,
-    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,  # an older driver
-    pynvml.NVML_ERROR_INVALID_ARGUMENT,  # a link or an instance beyond those that there are
-    pynvml.NVML_ERROR_NO_PERMISSION,
-)
-
-
-class NvmlMemory(Protocol):
-    """``nvmlMemory_t``."""
-
-    total: int
-
-
-class NvmlPci(Protocol):
-    """``nvmlPciInfo_t``."""
-
-    busId: str | bytes  # noqa: N815 -- the library's name
-
-
-class NvmlUtilization(Protocol):
-    """``nvmlUtilization_t``, in percent."""
-
-    gpu: int
-
-
-class NvmlProcess(Protocol):
-    """``nvmlProcessInfo_t``; memory is None where the driver does not know it."""
-
-    pid: int
-    usedGpuMemory: int | None  # noqa: N815 -- the library's name
-
-
-class NvmlLibrary(Protocol):
-    """The functions that are used."""
-
-    def nvmlInit(self) -> None: ...  # noqa: N802, D102
-    def nvmlShutdown(self) -> None: ...  # noqa: N802, D102
-    def nvmlDeviceGetCount(self) -> int: ...  # noqa: N802, D102
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> Handle: ...  # noqa: N802, D102
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Handle: ...  # noqa: N802, D102
-    def nvmlDeviceGetName(self, handle: Handle) -> str | bytes: ...  # noqa: N802, D102
-    def nvmlDeviceGetUUID(self, handle: Handle) -> str | bytes: ...  # noqa: N802, D102
-    def nvmlDeviceGetMemoryInfo(self, handle: Handle) -> NvmlMemory: ...  # noqa: N802, D102
-    def nvmlDeviceGetUtilizationRates(self, handle: Handle) -> NvmlUtilization: ...  # noqa: N802, D102
-    def nvmlDeviceGetMinorNumber(self, handle: Handle) -> int: ...  # noqa: N802, D102
-    def nvmlDeviceGetComputeMode(self, handle: Handle) -> int: ...  # noqa: N802, D102
-    def nvmlDeviceGetMigMode(self, device: Handle) -> Sequence[int]: ...  # noqa: N802, D102
-    def nvmlDeviceGetMaxMigDeviceCount(self, device: Handle) -> int: ...  # noqa: N802, D102
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, device: Handle, index: int) -> Handle: ...  # noqa: N802, D102
-    def nvmlDeviceGetGpuInstanceId(self, device: Handle) -> int: ...  # noqa: N802, D102
-    def nvmlDeviceGetComputeInstanceId(self, device: Handle) -> int: ...  # noqa: N802, D102
-    def nvmlDeviceGetPciInfo(self, handle: Handle) -> NvmlPci: ...  # noqa: N802, D102
-    def nvmlDeviceGetTopologyCommonAncestor(self, device1: Handle, device2: Handle) -> int: ...  # noqa: N802, D102
-    def nvmlDeviceGetNvLinkState(self, device: Handle, link: int) -> int: ...  # noqa: N802, D102
-    def nvmlDeviceGetNvLinkRemoteDeviceType(self, handle: Handle, link: int) -> int: ...  # noqa: N802, D102
-    def nvmlDeviceGetNvLinkRemotePciInfo(self, device: Handle, link: int) -> NvmlPci: ...  # noqa: N802, D102
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: Handle) -> Sequence[NvmlProcess]: ...  # noqa: N802, D102
-    def nvmlDeviceGetMPSComputeRunningProcesses(self, handle: Handle) -> Sequence[NvmlProcess]: ...  # noqa: N802, D102
-
-
-def answer(ask: Callable[[], T], default: D) -> T | D:
-    """Return the library's answer, or the default where the device, the driver or our rights give none."""
-    try:
-        return ask()
-    except pynvml.NVMLError as error:
-        if error.value in _NO_ANSWER:
-            return default
-        raise
-
-
-def text(value: str | bytes) -> str:
-    """Return a string; versions of ``pynvml`` differ in what they give."""
-    return value.decode() if isinstance(value, bytes) else value
-
-
-_DEFAULT: Final = "/tmp/nvidia-mps"  # noqa: S108 -- the driver's default, not ours
-_PID_FILE: Final = "nvidia-cuda-mps-control.pid"
-
-
 def _lives(pid: int) -> bool:
     try:
         os.kill(pid, 0)
@@ -511,18 +429,6 @@ def _lives(pid: int) -> bool:
     except (OSError, OverflowError):
         return False
     return True
-
-
-LEVELS: Final = {
-    pynvml.NVML_TOPOLOGY_INTERNAL: "board",
-    pynvml.NVML_TOPOLOGY_SINGLE: "pix",
-    pynvml.NVML_TOPOLOGY_MULTIPLE: "pxb",
-    pynvml.NVML_TOPOLOGY_HOSTBRIDGE: "phb",
-    pynvml.NVML_TOPOLOGY_NODE: "node",
-    pynvml.NVML_TOPOLOGY_SYSTEM: "sys",
-}
-"""Where two devices' roads meet, from near to far, under the names of ``nvidia-smi topo``."""
-SWITCH: Final = "switch"
 
 
 def _ends(library: NvmlLibrary, handle: Handle) -> Counter[str]:

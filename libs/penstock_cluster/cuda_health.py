@@ -13,9 +13,9 @@ from typing import Final, Protocol
 
 import pynvml
 
-from penstock_cluster.cuda_backend import Handle, NvmlLibrary, answer, text
 from penstock_cluster.device_backend import DeviceError
 from penstock_cluster.device_health import HealthReading
+from penstock_cluster.nvml import Handle, NvmlLibrary, answer, text
 from penstock_log import Device
 
 _LOST: Final = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED)

@@ -19,8 +19,8 @@ from typing import Final, Protocol
 
 import pynvml
 
-from penstock_cluster.cuda_backend import Handle, answer, text
 from penstock_cluster.device_monitor import DeviceMonitor
+from penstock_cluster.nvml import Handle, answer, text
 from penstock_log import Device
 from penstock_log.device_samples import DeviceReading
 

@@ -518,3 +518,15 @@ def _number(text: str) -> int:
 def host_name() -> str:
     """Return the host's name as an id: lower-case letters, digits, - and _."""
     return re.sub(r"[^a-z0-9_-]+", "-", platform.node().lower()).strip("-")[:63] or "node"
+
+
+def node_id_of(named: str) -> str:
+    """
+    Return the id of a node as it is named, with dashes for what no id has; where it is not named, the host's name.
+
+    Examples
+    --------
+    >>> node_id_of("ip-10-0-0-7.ec2.internal"), node_id_of("gpu_1")
+    ('ip-10-0-0-7-ec2-internal', 'gpu_1')
+    """
+    return re.sub(r"[\s.*>]+", "-", named).strip("-") or host_name()

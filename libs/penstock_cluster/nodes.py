@@ -491,13 +491,20 @@ class HostUsage:
         self.beyond: dict[str, HostAmount] = {}
         self._charged: dict[tuple[str, int], HostAmount] = {}
 
-    def fitting(self, node_id: str, free: int, spec: JobSpec) -> int:
-        """Return for how many devices of a job a node has room, so many of whose devices are free."""
+    def fitting(self, node_id: str, free: int, spec: JobSpec, released: Iterable[int] = ()) -> int:
+        """
+        Return for how many devices of a job a node has room, so many of whose devices are free.
+
+        ``released`` are the numbers of devices among them that somebody has still, and is going to leave.
+        """
         if not self.runs(spec, node_id):
             return 0
         share = self.shares.get(node_id, NOTHING)
-        need = need_of(spec, share)
-        return whole_parts(spec, min(free, self.left(node_id, free).holds(need)))
+        need, left = need_of(spec, share), self.left(node_id, free)
+        if self._charged:
+            for index in released:
+                left = left.plus(self._charged.get((node_id, index), NOTHING))
+        return whole_parts(spec, min(free, left.holds(need)))
 
     def runs(self, spec: JobSpec, node_id: str) -> bool:
         """Say whether a node has what runs a job's image, and takes its user's jobs: as :func:`runs`."""
@@ -508,7 +515,7 @@ class HostUsage:
         return not self._containers.get(node_id, _NO_CONTAINERS).isdisjoint(runtimes_of(spec.image))
 
     def all_run(self, spec: JobSpec) -> bool:
-        """Say whether all of the nodes can run a job, as far as its image and its user go."""
+        """Say whether any devices of a kind will do for a job, on whichever nodes they are."""
         if not spec.image and not spec.refused_by and not asks_of_nodes(spec):
             return True
         if spec.gpus_per_node > 1:  # devices that fall free on several nodes are none

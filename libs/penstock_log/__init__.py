@@ -66,6 +66,8 @@ if TYPE_CHECKING:
         PilotsPaused,
         PilotStarted,
         PilotSubmitted,
+        PilotWaits,
+        PilotWithdrawn,
     )
     from penstock_log.allocation_spec import AllocationSpec
     from penstock_log.archive_facts import ARCHIVE, JobsArchived, LogCopied, LogTrimmed, PoolLearnt
@@ -182,7 +184,7 @@ else:
         ),
         "allocation_facts": (
             "AllocationAdded AllocationPaused AllocationRemoved AllocationResumed PilotEnded "
-            "PilotPlanned PilotStarted PilotSubmitted PilotsPaused"
+            "PilotPlanned PilotStarted PilotSubmitted PilotWaits PilotWithdrawn PilotsPaused"
         ),
         "allocation_spec": "AllocationSpec",
         "archive_facts": "ARCHIVE JobsArchived LogCopied LogTrimmed PoolLearnt",
@@ -308,6 +310,8 @@ __all__ = [
     "PilotPlanned",
     "PilotStarted",
     "PilotSubmitted",
+    "PilotWaits",
+    "PilotWithdrawn",
     "PilotsPaused",
     "Placement",
     "PolicySet",

@@ -243,6 +243,8 @@ class AgentEnv:
 
     JOB_ID: Final = "PENSTOCK_JOB_ID"
     EPOCH: Final = "PENSTOCK_EPOCH"
+    STARTS: Final = "PENSTOCK_STARTS"  # how many runs of the job have begun before this one
+    EXECUTED_S: Final = "PENSTOCK_EXECUTED_S"  # for how many seconds these ran, which count for its time limit
     NODE: Final = "PENSTOCK_NODE"
     RANK: Final = "PENSTOCK_RANK"
     LOCAL_RANK: Final = "PENSTOCK_LOCAL_RANK"

@@ -73,7 +73,7 @@ class PilotPlanned(Event, frozen=True, kw_only=True, tag="pilot.planned.v1"):
 
 class PilotSubmitted(Event, frozen=True, kw_only=True, tag="pilot.submitted.v1"):
     """
-    The provider has a pilot. It comes again while the pilot waits there, where the provider says for what.
+    The provider has a pilot.
 
     Attributes
     ----------
@@ -81,15 +81,39 @@ class PilotSubmitted(Event, frozen=True, kw_only=True, tag="pilot.submitted.v1")
         As the provider calls it, such as the number of Slurm's job.
     token : str
         Id of the token by which its nodes join; empty where none was needed.
-    waits : str
-        What it waits for, in words; empty where nobody has said.
     """
 
     name: str
     pilot_id: str
     provider_id: str
     token: str = ""
-    waits: str = ""
+
+
+class PilotWaits(Event, frozen=True, kw_only=True, tag="pilot.waits.v1"):
+    """
+    The provider says why a pilot has not started yet; a later one replaces this one.
+
+    Attributes
+    ----------
+    reason : str
+        In the provider's words, such as Slurm's ``Resources``.
+    """
+
+    name: str
+    pilot_id: str
+    reason: str
+
+
+class PilotWithdrawn(Event, frozen=True, kw_only=True, tag="pilot.withdrawn.v1"):
+    """
+    No job would run any more on a pilot that waits for its start: it is cancelled at its provider.
+
+    It ends as cancelled once the provider has it no more. One that had started by then goes on.
+    """
+
+    name: str
+    pilot_id: str
+    reason: str = ""
 
 
 class PilotStarted(Event, frozen=True, kw_only=True, tag="pilot.started.v1"):

@@ -89,6 +89,9 @@ class AllocationSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         Variables of the executors, such as ``PENSTOCK_EXECUTOR_RUN_AS``.
     pod : PodOptions, optional
         What Pods are like; of Kubernetes' pilots.
+    agents : bool
+        Whether a memory agent and an aggregation agent run beside each executor: jobs of several processes that
+        aggregate need one.
     """
 
     provider: Provider
@@ -109,3 +112,4 @@ class AllocationSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     teardown: _Script = ""
     environment: dict[str, _Word] = {}
     pod: Optional[PodOptions] = None
+    agents: bool = False

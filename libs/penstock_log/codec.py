@@ -42,6 +42,8 @@ from penstock_log.allocation_facts import (
     PilotsPaused,
     PilotStarted,
     PilotSubmitted,
+    PilotWaits,
+    PilotWithdrawn,
 )
 from penstock_log.archive_facts import JobsArchived, LogCopied, LogTrimmed
 from penstock_log.decision_facts import (
@@ -182,6 +184,8 @@ AnyEvent = Union[
     AllocationResumed,
     PilotPlanned,
     PilotSubmitted,
+    PilotWaits,
+    PilotWithdrawn,
     PilotStarted,
     PilotEnded,
     PilotsPaused,

@@ -485,6 +485,7 @@ MEMORY_OFFERS: Final = f"{ROOT}.tel.memory.*"
 AGGREGATORS: Final = f"{ROOT}.aggregator.*"
 AGGREGATOR_LOADS: Final = f"{ROOT}.tel.aggregator.*"
 AGGREGATOR_FACTS: Final = f"{ROOT}.evt.aggregator.*"
+NODE_FACTS: Final = f"{ROOT}.evt.node.*"
 OUTPUTS: Final = f"{ROOT}.output.*"
 CHECKPOINTS: Final = f"{ROOT}.checkpoint.*"
 

@@ -652,12 +652,15 @@ def check(spec: JobSpec | SweepSpec) -> None:
     Raises
     ------
     BadInput
-        With all that :func:`elastic_problems` finds in a job; of a sweep, if its trials were to be elastic.
+        With all that cannot be meant so of a job's widths and its nodes; of a sweep's job, if it were to be elastic, or
+        of its nodes.
     """
     if isinstance(spec, JobSpec):
         found = [f"$.{problem}" for problem in (*elastic_problems(spec), *_shape_problems(spec))]
     else:
-        found = [f"$.job.{field}: {_SIZED_BY_SWEEP}" for field in _elastic_fields(spec.job)]
+        sized = list(_elastic_fields(spec.job))
+        found = [f"$.job.{field}: {_SIZED_BY_SWEEP}" for field in sized]
+        found += [f"$.job.{problem}" for problem in _shape_problems(spec.job)] if not sized else []
     if found:
         raise BadInput(*found)
 

@@ -13,6 +13,7 @@ In reading order:
 * ``fairness``: Whose jobs enter a round.
 * ``admission``: One walk: who starts, who is preempted, what is kept free.
 * ``preemption``: Which runs make room.
+* ``node_preemption``: Which make room on certain nodes, for a job that cannot have any devices.
 * ``assignment``: Which one-device job gets which kind, and when devices are free.
 * ``placement``: Which devices.
 * ``wait_causes``: Why a job waits.

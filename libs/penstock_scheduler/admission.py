@@ -6,7 +6,8 @@ Each waiting job takes the first of these that gives it all of its devices at on
 1. devices that are free;
 2. free devices and those of runs that are already stopping: it keeps both and starts when the stopping ones are gone;
 3. the same and the devices of running jobs of a *higher queue number* that may be preempted: the lightest loss first
-   (:mod:`penstock_scheduler.preemption`). Never within a queue, so two jobs cannot preempt each other in turn;
+   (:mod:`penstock_scheduler.preemption`), for a job that is bound to some nodes the lightest there
+   (:mod:`penstock_scheduler.node_preemption`). Never within a queue, so two jobs cannot preempt each other in turn;
 4. a gang that has waited for ``patience_s`` keeps what is free of the kind that has most for it, and what falls free of
    this kind from then on, until it starts (one gang a kind).
 
@@ -28,14 +29,18 @@ from typing import Final
 
 import msgspec
 
-from penstock_cluster.nodes import asks, asks_of_host, fits
+from penstock_cluster.nodes import asks, asks_of_host, asks_of_nodes, fits
 from penstock_log import JobSpec
 from penstock_scheduler.assignment import DeviceSupply
+from penstock_scheduler.node_preemption import JobRoom, choose_on_nodes
 from penstock_scheduler.placement import FreeDevices, Located
 from penstock_scheduler.pool.run_columns import RunColumns
 from penstock_scheduler.preemption import PreemptionCandidates, VictimChoice
 from penstock_scheduler.round_types import PreemptibleRun, RankedJob, RoundContext
 from penstock_scheduler.sharing.shared_placement import SharedPlacement
+
+MOST_BOUND: Final = 32
+"""Most jobs that are bound to nodes for which a round preempts runs: it looks at all nodes for each. Others follow."""
 
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -159,6 +164,8 @@ class _AdmissionWalk:
         A job that found nothing free and nobody to preempt; so do all behind it, while nothing has changed since.
     found_nothing : set of tuple
         Demands that got nothing: what is free shrinks on the way down the ranks, so equal ones get nothing either.
+    bound_served : int
+        How many jobs that are bound to nodes had runs preempted for them.
     """
 
     def __init__(
@@ -178,6 +185,7 @@ class _AdmissionWalk:
         self.first_sharing_left: RankedJob | None = None
         self.closed_to: RankedJob | None = None
         self.found_nothing: set[tuple[object, ...]] = set()
+        self.bound_served = 0
 
     @cached_property
     def victims(self) -> PreemptionCandidates:
@@ -236,8 +244,8 @@ class _AdmissionWalk:
     def _await_stopping(self, ranked: RankedJob) -> bool:
         """Keep devices of runs that are stopping, and free ones for the rest, where they are enough."""
         job = ranked.job
-        if not self._runs_anywhere(job.spec):
-            return False
+        if self._is_bound(job.spec):
+            return self._await_on_nodes(ranked)
         kinds = self.coming.kinds(job.spec)
         enough = [k for k, count in kinds.items() if count + self.free.count(job.spec, k) >= job.spec.gpus]
         if not enough:
@@ -252,11 +260,12 @@ class _AdmissionWalk:
         job, spec, sharing = ranked.job, ranked.job.spec, self.sharing
         if (sharing is not None and sharing.full) or not self.victims.below(ranked):
             return False
-        if asks(spec) and not (self.free.hosts is None or self.free.hosts.within_shares(spec)):
-            return False  # what a run leaves is its devices' shares, which need not be enough
-        if not self._runs_anywhere(spec):
+        bound = self._is_bound(spec)
+        if bound and self.bound_served >= MOST_BOUND:
+            self.found.wake_s = self.context.now_s
             return False
-        options = [(kind, found) for kind in self.victims.kinds(ranked) if (found := self._enough(ranked, kind))]
+        enough = self._enough_on_nodes if bound else self._enough
+        options = [(kind, found) for kind in self.victims.kinds(ranked) if (found := enough(ranked, kind))]
         if not options:
             return False
         kind, chosen = min(options, key=lambda o: (o[1].loss_gpu_s, len(o[1].runs), -self.speed(job, o[0]), o[0]))
@@ -265,33 +274,76 @@ class _AdmissionWalk:
         if sharing is not None:
             sharing.close(freed)
         self.found.preempted += [(victim, ranked) for victim in chosen.runs]
+        self.found_nothing.clear()  # a gang that is preempted may leave more than was needed
+        if bound:
+            self.bound_served += 1
+            self.coming.give(freed)
+            self._keep_on_nodes(ranked, self._room(spec, kind))
+            return True
         stopping, free = self._there(ranked, kind)
         self._keep(ranked, kind, stopping, free)
         if len(freed) > 1:  # as much as is lacking; the rest is left for others
             fitting = [located for located in freed if located[1].kind == kind and fits(spec, located[1])]
             kept = set(fitting[: spec.gpus - stopping - free])
             self.coming.give(located for located in freed if located not in kept)
-        self.found_nothing.clear()  # a gang that is preempted may leave more than was needed
         return True
 
-    def _runs_anywhere(self, spec: JobSpec) -> bool:
-        """
-        Say whether any node could run a job, as far as its image and its user go.
+    def _is_bound(self, spec: JobSpec) -> bool:
+        """Say whether it matters on which nodes devices fall free for a job: it cannot have any of a kind."""
+        hosts = self.free.hosts
+        if asks_of_nodes(spec):
+            return hosts is None or not hosts.all_run(spec)
+        return hosts is not None and asks(spec) and not (hosts.all_run(spec) and hosts.within_shares(spec))
 
-        Where only some can, it takes what falls free there: runs are not looked through for those whose nodes would do.
-        So a job whose user one node refuses, or that takes several devices of a node at a time, preempts nobody; what
-        lifts it: victims that are chosen by their nodes.
-        """
-        return spec.gpus_per_node < 2 and (self.free.hosts is None or self.free.hosts.all_run(spec))
+    def _room(self, spec: JobSpec, kind: str) -> JobRoom:
+        return JobRoom(spec, kind, free=self.free, coming=self.coming, whole=self.whole)
+
+    def _await_on_nodes(self, ranked: RankedJob) -> bool:
+        """Keep devices of runs that are stopping on nodes of a job, and free ones there, where they are enough."""
+        job = ranked.job
+        able = self.coming.kinds_without_hosts(job.spec)
+        for kind in sorted(able, key=lambda kind: (-self.speed(job, kind), kind)):
+            room = self._room(job.spec, kind)
+            if room.is_enough():
+                self._keep_on_nodes(ranked, room)
+                return True
+        return False
+
+    def _keep_on_nodes(self, ranked: RankedJob, room: JobRoom) -> None:
+        """Keep the stopping and the free devices of its nodes that a job is to have."""
+        awaited, kept = room.parts()
+        self.coming.take(awaited)
+        self.found.awaited += awaited
+        self.free.take(kept)
+        self.found.kept += kept
+        self.found.keeps[ranked.job_id] = room.kind
+
+    def _enough_on_nodes(self, ranked: RankedJob, kind: str) -> VictimChoice | None:
+        """Return the lightest runs whose devices make up what the job lacks on its nodes."""
+        room, found = self._room(ranked.job.spec, kind), None
+        for lent in (True, False) if not ranked.borrows else (False,):
+            victims = self.victims.on_nodes(ranked, kind, room.nodes, lent=lent)
+            if victims:
+                found = choose_on_nodes(room, victims, by_position=self.victims.by_position)
+            while found is not None and (joined := self._joined(found)):
+                self.victims.take(VictimChoice(0.0, joined))
+                victims = self.victims.on_nodes(ranked, kind, room.nodes, lent=lent)
+                found = choose_on_nodes(room, victims, by_position=self.victims.by_position)
+            if found is not None:
+                break
+        return found
+
+    def _joined(self, found: VictimChoice) -> tuple[PreemptibleRun, ...]:
+        """Return the runs that others have joined in this round, whose devices would not fall free."""
+        if self.sharing is None:
+            return ()
+        return tuple(run for run in found.runs if self.sharing.touched(run.devices))
 
     def _enough(self, ranked: RankedJob, kind: str) -> VictimChoice | None:
         """Return the lightest runs whose devices make up what the job lacks of a kind."""
         lacking = ranked.job.spec.gpus - sum(self._there(ranked, kind))
         found = self.victims.choose(ranked, kind, lacking)
-        while found is not None and self.sharing is not None:
-            joined = tuple(run for run in found.runs if self.sharing.touched(run.devices))
-            if not joined:  # else others have joined these in this round, and their devices would not fall free
-                break
+        while found is not None and (joined := self._joined(found)):
             self.victims.take(VictimChoice(0.0, joined))
             found = self.victims.choose(ranked, kind, lacking)
         return found

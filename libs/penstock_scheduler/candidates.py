@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from functools import cached_property
 from heapq import merge
 from itertools import chain, islice
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -25,6 +26,8 @@ from penstock_scheduler.pool.pool_index import Demand, DemandGroup, Key, PoolInd
 from penstock_scheduler.round_types import RankedJob, RoundContext
 from penstock_scheduler.wait_causes import PoolMoment
 
+NOWHERE: Final[Mapping[str, frozenset[str]]] = MappingProxyType({})
+"""No job is kept off any node."""
 LOOKED_AT: Final = 256
 """Most waiting jobs of one demand that shares which a round looks at: if all start, the next looks at the others."""
 
@@ -54,9 +57,19 @@ class Candidates(msgspec.Struct, frozen=True):
     singles: Callable[[int], list[RankedJob]]
 
 
-def candidates(moment: PoolMoment, supply: DeviceSupply, context: RoundContext) -> Candidates:
+def candidates(
+    moment: PoolMoment,
+    supply: DeviceSupply,
+    context: RoundContext,
+    kept_off: Mapping[str, frozenset[str]] = NOWHERE,
+) -> Candidates:
     """
     Return the waiting jobs that could get devices in this round.
+
+    Parameters
+    ----------
+    kept_off : mapping of str to frozenset of str
+        Job → nodes on which it is not to begin now, though its demand fits there.
 
     Notes
     -----
@@ -77,13 +90,13 @@ def candidates(moment: PoolMoment, supply: DeviceSupply, context: RoundContext) 
         for group in groups:
             some = view.able(group)
             all_in = all_in and some >= len(group.keys)
-            keys.update(islice(view.members(group), some))
+            keys.update(_first(view.members(group), some, kept_off))
             if group.spec.gpus > 1 and any(supply.free.kinds(group.spec)):
                 keys.update(view.impatient(group, some))
                 wake_s = min(wake_s, view.patient_until_s(group))
     if index.sharing.waiting:
         sharing = (group for groups in index.sharing.waiting.values() for group in groups.values())
-        keys.update(key for group in sharing for key in islice(view.members(group), LOOKED_AT))
+        keys.update(key for group in sharing for key in _first(view.members(group), LOOKED_AT, kept_off))
     ahead = {key for job_id in pool.promised if (key := hindered.startable(job_id)) is not None}
     keys.update(key for job_id in pool.reservations if (key := hindered.startable(job_id)) is not None)
 
@@ -91,10 +104,37 @@ def candidates(moment: PoolMoment, supply: DeviceSupply, context: RoundContext) 
         alone = (key for key in ahead if key[3] not in index.sharing.demands)
         first = sorted(key for key in alone if _is_single(index.entries[key[3]].ranked.job.spec))
         others = (key for key in view.singles(groups) if key not in ahead)
-        return index.ranked(islice(chain(first, others), most))
+        both = (key for key in chain(first, others) if key[3] not in kept_off)  # these are not matched
+        return index.ranked(islice(both, most))
 
     in_order = sorted(keys) if not ahead else [*sorted(ahead), *sorted(keys - ahead)]
-    return Candidates(index.ranked(in_order), wake_s, all_in, singles)
+    ready = [_kept_off(ranked, kept_off) for ranked in index.ranked(in_order)]
+    return Candidates(ready, wake_s, all_in, singles)
+
+
+def _first(keys: Iterable[Key], some: int, kept_off: Mapping[str, frozenset[str]]) -> Iterator[Key]:
+    """Yield the first so many keys, and as many more of jobs that are kept off nodes: others may have these."""
+    if not kept_off:
+        yield from islice(keys, some)
+        return
+    left = {True: some, False: some}
+    for key in keys:
+        is_kept_off = key[3] in kept_off
+        if left[is_kept_off] > 0:
+            left[is_kept_off] -= 1
+            yield key
+        elif not any(left.values()):
+            break
+
+
+def _kept_off(ranked: RankedJob, kept_off: Mapping[str, frozenset[str]]) -> RankedJob:
+    """Return a job for this round alone, in which nodes that it is kept off count as such that refuse it."""
+    nodes = kept_off.get(ranked.job_id)
+    if not nodes:
+        return ranked
+    spec = ranked.job.spec
+    spec = msgspec.structs.replace(spec, refused_by=(*spec.refused_by, *sorted(nodes)))
+    return ranked._replace(job=msgspec.structs.replace(ranked.job, spec=spec))
 
 
 class _Hindrances:

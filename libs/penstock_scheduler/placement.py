@@ -137,14 +137,18 @@ class FreeDevices:
 
     def standing(self, spec: JobSpec, kind: str) -> dict[str, list[Device]]:
         """Return the free devices of one kind that the job fits, by node: the smallest memory that will do first."""
+        found = self.standing_without_hosts(spec, kind)
+        limits = self._limits_of(self._fitting(spec, kind), spec) if self.is_tight(spec) else _NO_LIMITS
+        some = {node_id: held[: limits.get(node_id)] for node_id, held in found.items()}
+        return {node_id: held for node_id, held in some.items() if held}
+
+    def standing_without_hosts(self, spec: JobSpec, kind: str) -> dict[str, list[Device]]:
+        """Return the same as if hosts had room for all, and on whichever nodes."""
         found: defaultdict[str, list[Device]] = defaultdict(list)
-        buckets = self._fitting(spec, kind)
-        for bucket in buckets:
+        for bucket in self._fitting(spec, kind):
             for node_id, held in bucket.held.items():
                 found[node_id] += held.values()
-        limits = self._limits_of(buckets, spec) if self.is_tight(spec) else _NO_LIMITS
-        some = {node_id: sorted(held, key=_SMALLEST)[: limits.get(node_id)] for node_id, held in found.items()}
-        return {node_id: held for node_id, held in some.items() if held}
+        return {node_id: sorted(held, key=_SMALLEST) for node_id, held in found.items()}
 
     def choose(
         self,
@@ -259,7 +263,7 @@ class FreeDevices:
 
     def left_of(self, node_id: str) -> HostAmount:
         """Return what is left of a node's processors and memory."""
-        return self.hosts.left(node_id, self._free_on(node_id)) if self.hosts is not None else NOTHING
+        return self.hosts.left(node_id, self.free_on(node_id)) if self.hosts is not None else NOTHING
 
     def roomiest(self, spec: JobSpec, whole: FreeDevices) -> list[Located]:
         """
@@ -292,7 +296,8 @@ class FreeDevices:
             found = max(found, gathered, key=len)
         return found
 
-    def _free_on(self, node_id: str) -> int:
+    def free_on(self, node_id: str) -> int:
+        """Return how many devices of a node are free, of whatever kind."""
         return sum(len(bucket.held.get(node_id, ())) for bucket in self._buckets.values())
 
     def _limits_of(self, buckets: Sequence[_Bucket], spec: JobSpec | None = None) -> dict[str, int]:
@@ -321,7 +326,7 @@ class FreeDevices:
     def _room_on(self, node_id: str, count: int, spec: JobSpec) -> int:
         """Return how many of so many free devices of a node a job can have."""
         if self.hosts is not None:
-            count = min(count, self.hosts.fitting(node_id, self._free_on(node_id), spec))
+            count = min(count, self.hosts.fitting(node_id, self.free_on(node_id), spec))
         elif not spec.may_be_on(node_id):
             return 0
         return whole_parts(spec, count)

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import merge
@@ -143,6 +143,8 @@ class PreemptionCandidates:
         self._by_row, self._worthwhile = _RunsByRow(found, loss_gpu_s), worthwhile[able]
         self._lowest = int(found.queue.max()) if len(found) else -1
         self._for: dict[tuple[object, ...], dict[str, list[tuple[_Group, int]]]] = {}
+        self._on_nodes: dict[tuple[object, ...], dict[str, list[tuple[int, int, Victim, int]]]] = {}
+        self._taken: set[int] = set()
 
     @cached_property
     def _groups(self) -> list[_Group]:
@@ -187,13 +189,62 @@ class PreemptionCandidates:
             return found
         return self._choose(ranked, open_to, lacking) if open_to else None
 
+    def on_nodes(
+        self, ranked: RankedJob, kind: str, nodes: Container[str], *, lent: bool
+    ) -> Mapping[str, list[tuple[Victim, int]]]:
+        """
+        Return node → the runs below the job with devices there that fit it, and how many.
+
+        With ``lent``, those alone that no quota covers. :mod:`penstock_scheduler.node_preemption` chooses among them.
+        """
+        spec = ranked.job.spec
+        open_to = {
+            group.number
+            for group, _ in self._groups_for(spec).get(kind, [])
+            if self._yields(group, ranked) and not (lent and group.queue < BORROWED)
+        }
+        if not open_to:
+            return {}
+        found: dict[str, list[tuple[Victim, int]]] = {}
+        for node_id, runs in self._by_node(spec, kind).items():
+            if node_id in nodes and (
+                some := [
+                    (victim, gain)
+                    for number, row, victim, gain in runs
+                    if number in open_to
+                    and row not in self._taken
+                    and (not self.by_position or _before(ranked, victim.run))
+                ]
+            ):
+                found[node_id] = some
+        return found
+
+    def _by_node(self, spec: JobSpec, kind: str) -> Mapping[str, list[tuple[int, int, Victim, int]]]:
+        """Return node → the runs on it that have devices for a job: group, row, run and how many; taken ones too."""
+        demand = (kind, spec.kinds, spec.memory_bytes)
+        found = self._on_nodes.get(demand)
+        if found is None:
+            found = self._on_nodes[demand] = {}
+            for group, _ in self._groups_for(spec).get(kind, []):
+                for row in group.members:
+                    victim = self._by_row.victim(group.number, row)
+                    gains = Counter(node_id for node_id, device in victim.run.devices if fits(spec, device))
+                    for node_id, gain in gains.items():
+                        found.setdefault(node_id, []).append((group.number, row, victim, gain))
+        return found
+
+    @property
+    def by_position(self) -> bool:
+        """Say whether the order of the jobs says which run goes first."""
+        return self._preempts == "position"
+
     def _choose(self, ranked: RankedJob, open_to: Sequence[tuple[_Group, int]], lacking: int) -> VictimChoice | None:
         if self._preempts == "position":
             return _lowest_ranked((self._after(group, gain, ranked) for group, gain in open_to), lacking)
         if lacking == 1:
             first = min(group.head for group, _ in open_to)
             return VictimChoice(first.loss_gpu_s, (first.run,))
-        return _lightest(_candidates(open_to, lacking), lacking)
+        return lightest(_heads(open_to, lacking), lacking)
 
     def _after(self, group: _Group, gain: int, ranked: RankedJob) -> Iterator[tuple[Victim, int]]:
         """Yield the runs of a group that the job comes before, the lowest first."""
@@ -201,11 +252,12 @@ class PreemptionCandidates:
 
     def take(self, choice: VictimChoice) -> None:
         """Take out the runs of a choice that was made just now."""
-        taken = {self._by_row.rows[run.ranked.job_id][1] for run in choice.runs}
         left = self._left
         for run in choice.runs:
-            group = self._groups[self._by_row.rows[run.ranked.job_id][0]]
-            _drop(group.members, taken)
+            number, row = self._by_row.rows[run.ranked.job_id]
+            group = self._groups[number]
+            group.members.remove(row)  # nearly always the first one
+            self._taken.add(row)
             left[group.queue] -= 1
         self._lowest = max((queue for queue, runs in left.items() if runs), default=-1)
 
@@ -263,14 +315,6 @@ def _divided(by_row: _RunsByRow, worthwhile: Bools) -> Iterator[_Group]:
         yield _Group(number, queue, kind, shape, members, by_row, bool(worthwhile[members[0]]))
 
 
-def _drop(members: deque[int], taken: set[int]) -> None:
-    """Take runs out: nearly always the first ones."""
-    while members and members[0] in taken:
-        members.popleft()
-    for row in [row for row in islice(members, len(taken)) if row in taken] if len(taken) > 1 else ():
-        members.remove(row)
-
-
 def _by_name(order: list[int], equal: Sequence[int], found: RunColumns) -> list[int]:
     """Put those in the order of their names that are equal otherwise; ``equal`` says where one equals the next."""
     for _, group in groupby(enumerate(equal), key=lambda pair: pair[1] - pair[0]):
@@ -307,26 +351,45 @@ def _lowest_ranked(open_to: Iterable[Iterator[tuple[Victim, int]]], lacking: int
     return VictimChoice(0.0, tuple(victim.run for victim, _ in chosen))
 
 
-def _candidates(groups: Sequence[tuple[_Group, int]], lacking: int) -> list[tuple[Victim, int]]:
+def _heads(groups: Sequence[tuple[_Group, int]], lacking: int) -> Iterator[tuple[Victim, int]]:
+    """Yield as many of the first runs of each group as could be of use."""
+    for group, gain in groups:
+        some = islice(group.victims(), math.ceil(lacking / min(gain, lacking)))
+        yield from ((victim, gain) for victim in some)
+
+
+def _useful(victims: Iterable[tuple[Victim, int]], lacking: int) -> list[tuple[Victim, int]]:
     """Return the runs among which the lightest choice is: of those with equal gains, as many of the lightest as do."""
     by_gain: defaultdict[int, list[Victim]] = defaultdict(list)
-    for group, gain in groups:
-        useful = min(gain, lacking)
-        by_gain[useful] += islice(group.victims(), math.ceil(lacking / useful))
+    for victim, gain in victims:
+        by_gain[min(gain, lacking)].append(victim)
     return sorted(
         (victim, gain) for gain, found in by_gain.items() for victim in sorted(found)[: math.ceil(lacking / gain)]
     )
 
 
-def _lightest(candidates: Sequence[tuple[Victim, int]], lacking: int) -> VictimChoice | None:
+def lightest(victims: Iterable[tuple[Victim, int]], lacking: int) -> VictimChoice | None:
     """
-    Solve the covering knapsack exactly: least loss, then fewest runs, then the first in order.
+    Return the runs that free so many devices with the least loss, then the fewest, then the first in order.
+
+    Parameters
+    ----------
+    victims : iterable of (Victim, int)
+        Runs, and how many devices each frees.
+    lacking : int
+        At least 1.
+
+    Returns
+    -------
+    VictimChoice or None
+        None if all of them free fewer.
 
     Notes
     -----
-    O(C · lacking) for C candidates, of which there are at most lacking · (1 + 1/2 + … + 1/lacking); where all gains are
-    equal, the first ones are the answer.
+    Solves the covering knapsack exactly: O(C · lacking) for C candidates, of which there are at most
+    lacking · (1 + 1/2 + … + 1/lacking); where all gains are equal, the first ones are the answer.
     """
+    candidates = _useful(victims, lacking)
     if sum(gain for _, gain in candidates) < lacking:
         return None
     chosen = [victim for victim, _ in candidates]

@@ -16,7 +16,7 @@ from penstock_log import Device, Placement, Preemption, RoundDecided, Wait
 from penstock_scheduler import assignment, fairness, quotas, reservations, wait_causes
 from penstock_scheduler.admission import Admission, admit
 from penstock_scheduler.assignment import ASSIGNMENTS, Busy, DeviceSupply, MatchedJobs
-from penstock_scheduler.candidates import Candidates, candidates
+from penstock_scheduler.candidates import NOWHERE, Candidates, candidates
 from penstock_scheduler.fairness import FairnessTry
 from penstock_scheduler.placement import FreeDevices, Located, Shape, slots
 from penstock_scheduler.pool import pool_view, run_columns
@@ -34,6 +34,8 @@ _ALL: Final = 1 << 30
 TRIED_JOBS: Final = 2_000
 """Bounds what a round spends on the truth about who is kept back: its tries, times the jobs of its pool."""
 
+_WORK_AND_SWITCH: Final = 2.0
+"""A run on a node that leaves is to work at least as long as its start and its checkpoint take: twice these in all."""
 STOPPING_S: Final = 1.0
 """Expected time until a stopping run is gone."""
 
@@ -190,6 +192,31 @@ def _closing(pool: PoolView, now_s: float, rules: RoundRules) -> frozenset[str]:
     return frozenset(node.id for node in nodes if 0 < node.until_s < soon_s and not node.gone)
 
 
+def _kept_off(pool: PoolView, now_s: float, closing: Collection[str]) -> Mapping[str, frozenset[str]]:
+    """
+    Return the jobs that are not to begin on certain nodes, and these nodes: they leave by themselves too soon for them.
+
+    A run there would spend more time on its start and its checkpoint, as measured for its workload, than on its work.
+    But whatever these take, the first half of a node's stay is for everybody: else a job might never begin on short
+    ones.
+    """
+    lent = (node for node in pool.cluster.nodes.values() if node.until_s and not node.gone and node.pool == pool.name)
+    late = [node for node in lent if node.until_s - now_s < (node.until_s - node.joined_s) / 2]
+    left_s = {node.id: node.until_s - now_s for node in late if node.id not in closing}
+    costs = pool.history.costs.by_key
+    if not left_s or not costs:
+        return NOWHERE
+    found, soonest_s = dict[str, frozenset[str]](), min(left_s.values())
+    for key, cost in costs.items():
+        least_s = cost.switch_s * _WORK_AND_SWITCH
+        if least_s > soonest_s:
+            found[key] = frozenset(node_id for node_id, until_s in left_s.items() if until_s < least_s)
+    if not found:
+        return NOWHERE
+    waiting = (key[3] for key in pool.index.waiting)
+    return {job_id: nodes for job_id in waiting if (nodes := found.get(pool.keys.get(job_id, ""), frozenset()))}
+
+
 def _of_nodes(devices: FreeDevices, nodes: Collection[str]) -> list[Located]:
     return [located for located in devices if located[0] in nodes] if nodes else []
 
@@ -210,7 +237,7 @@ def _input(pool: PoolView, now_s: float, rules: RoundRules, closing: frozenset[s
         pool.name, index.nodes, supply.whole, supply.free, away=index.away, backfills=pool.mode.backfills
     )
     moment = PoolMoment(pool, before, now_s, rules)
-    looked_at = candidates(moment, supply, context)
+    looked_at = candidates(moment, supply, context, _kept_off(pool, now_s, closing))
     if rules.quotas:
         covered, context = quotas.of_pool(pool, looked_at.ready, context), quotas.reclaiming(context)
     ready = _ready(pool, looked_at.ready, covered)

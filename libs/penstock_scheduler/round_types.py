@@ -157,7 +157,9 @@ class RoundRules(msgspec.Struct, frozen=True, kw_only=True):
         A job that could not save and says nothing of its length is taken to run this long where a reservation is to
         begin; see :mod:`penstock_scheduler.reservations`.
     least_left_s : float
-        No job is begun on a node that leaves by itself in less time than this: it would hardly come to save.
+        No job is begun on a node that leaves by itself in less time than this: it would hardly come to save. Where
+        starting and saving were measured for its workload, less than twice their time counts as too little as well,
+        in the second half of the node's stay.
     quotas : dict of str to int
         Team → devices that are its own; what nobody claims is lent. Empty: there are no quotas.
     classes : dict of str to PriorityClass

@@ -26,7 +26,7 @@ from penstock_bus.port import BusError, Endpoint, Reply, Request, ServiceError
 from penstock_bus.service_folder import AGGREGATOR_SOCKET, alone_in, path_in, secret_in
 from penstock_bus.settings import SettingsError
 from penstock_bus.shell import Shell
-from penstock_cluster.host_limits import all_memory, host_name
+from penstock_cluster.host_limits import all_memory, node_id_of
 from penstock_log import (
     AggregationMeasured,
     AggregatorEnded,
@@ -79,7 +79,7 @@ async def run(shell: Shell, settings: AggregatorSettings, program: Sequence[str]
 
     shell.examine = examine
     address = await asyncio.to_thread(reachable_address, shell.url, settings.address, "aggregator")
-    node_id = settings.node_id or host_name()
+    node_id = node_id_of(settings.node_id)
     with alone_in(settings.data_dir, "aggregation agent", AgentRefused) as data:
         data.chmod(_PASSABLE)  # clients are other accounts; what is in it is closed each by itself
         await claim_name(shell, node_id)

@@ -10,6 +10,7 @@ stay as they are until it does.
 from __future__ import annotations
 
 import asyncio
+import math
 import shutil
 import uuid
 from collections.abc import Collection, Mapping, Sequence
@@ -30,10 +31,11 @@ from penstock_bus.port import NoResponders, Reply, Request, ServiceError
 from penstock_bus.replica import Replica
 from penstock_bus.shell import Shell
 from penstock_cluster.allocations import Allocation, Pilot
-from penstock_log import Commit, PilotEnded, PilotStarted, PilotSubmitted, subjects
+from penstock_log import Commit, PilotEnded, PilotStarted, PilotSubmitted, PilotWaits, subjects
 from penstock_log.allocation_facts import PilotEnd
 from penstock_log.codec import AnyEvent
 from penstock_log.request_bodies import AllocationRequest, RevokeRequest, TokenRequest
+from penstock_log.text import escaped
 from penstock_log.views import PilotTrialView
 from penstock_scheduler.pool.pool_settings import MatcherSettings
 
@@ -44,8 +46,15 @@ _QUEUE_S: Final = 30 * 86_400.0
 _LOGIN_MARGIN_S: Final = 600.0
 """How much longer than its walltime a pilot's logins count."""
 
-_WAITS_S: Final = 60.0
-"""The least time between two facts about why a pilot waits."""
+_TICK_S: Final = 0.25
+_SOON_S: Final = 0.25
+"""How soon after a submission it is looked whether the pilot has started, as its provider may have room; or after a
+submission to a provider that did not answer, whether it does."""
+
+
+_NOTE_S: Final = 30.0
+"""The least time between two notes of why a pilot waits, which Slurm may change at each of its rounds."""
+_SPARE: Final = "no job would run on it any more"
 _MOST_REASON: Final = 1_000
 
 
@@ -77,8 +86,8 @@ class PilotKeeper:
         self._folder = Path(settings.data_dir).absolute()
         self._looked_s: dict[str, float] = {}
         self._looking: set[str] = set()
+        self._silent: dict[str, str] = {}
         self._tokens: dict[str, tuple[str, str]] = {}
-        self._waits_s: dict[str, float] = {}
         self.moved = asyncio.Event()
         """Set where there may be something to do before the next look."""
 
@@ -99,7 +108,7 @@ class PilotKeeper:
         async with asyncio.TaskGroup() as looks:
             while True:
                 try:
-                    async with asyncio.timeout(min(1.0, self._settings.poll_s)):
+                    async with asyncio.timeout(min(_TICK_S, self._settings.poll_s)):
                         await self.moved.wait()
                 except TimeoutError:
                     pass
@@ -146,27 +155,51 @@ class PilotKeeper:
 
     def _begin_looks(self, looks: asyncio.TaskGroup) -> None:
         """Look at the allocations that are due, side by side: a provider that takes its time delays no other's."""
+        if self._silent:
+            self._tell_silence()  # of an allocation that has no pilots any more nothing is asked
         for allocation in list(self._replica.live.state.allocations.by_name.values()):
             pilots = list(allocation.pilots.values())
-            due = self._shell.monotonic() >= self._looked_s.get(allocation.name, 0.0)
-            due = due or bool(allocation.removed_s) or any(not pilot.submitted_s for pilot in pilots)
-            if pilots and due and allocation.name not in self._looking:
-                self._looked_s[allocation.name] = self._shell.monotonic() + self._settings.poll_s
+            if pilots and allocation.name not in self._looking and self._is_due(allocation):
+                self._looked_s[allocation.name] = self._shell.monotonic()
                 self._looking.add(allocation.name)
                 looks.create_task(self._look(allocation, pilots))
 
+    def _is_due(self, allocation: Allocation) -> bool:
+        """Say whether it is time for a look: at once where there is something to do, soon after it, then ever later."""
+        since_s = self._shell.monotonic() - self._looked_s.get(allocation.name, -math.inf)
+        last_s = self._shell.now_s() - since_s
+        pilots = allocation.pilots.values()
+        asked_s = [allocation.removed_s, *(one.planned_s for one in pilots if not one.submitted_s)]
+        asked_s += (one.withdrawn_s for one in pilots)
+        submitted_s = (one.submitted_s for one in pilots if not one.started_s)
+        changed_s = max([*asked_s, *submitted_s])
+        return max(asked_s) > last_s or since_s >= min(self._settings.poll_s, max(_SOON_S, last_s - changed_s))
+
     async def _look(self, allocation: Allocation, pilots: Sequence[Pilot]) -> None:
         try:
-            await self._look_at(allocation, pilots)
+            self._note_silence(allocation, await self._look_at(allocation, pilots))
             await asyncio.to_thread(self._remove_folders, allocation.name, _over(allocation))
         except ProviderSilent as error:
+            self._note_silence(allocation, str(error))
             self._shell.log.warning("provider_unavailable", allocation=allocation.name, error=str(error))
         except Conflict:  # the decider was faster; the next look sees what it did
+            self._looked_s.pop(allocation.name, None)
             self.moved.set()
         except BusError as error:
             self._shell.log.warning("pilots_not_looked_at", allocation=allocation.name, error=str(error))
         finally:
             self._looking.discard(allocation.name)
+
+    def _note_silence(self, allocation: Allocation, reason: str) -> None:
+        """Tell people for which allocations nothing is heard of their providers; without a reason, it is."""
+        self._silent[allocation.name] = escaped(reason)
+        self._tell_silence()
+
+    def _tell_silence(self) -> None:
+        with_pilots = {one.name for one in self._replica.live.state.allocations.by_name.values() if one.pilots}
+        self._silent = {name: text for name, text in self._silent.items() if text and name in with_pilots}
+        said = "; ".join(f"{name}: {text}" for name, text in self._silent.items())
+        self._shell.vitals.note = f"gets no answer about pilots of {said}" if said else ""
 
     def _remove_folders(self, name: str, over: Collection[str]) -> None:
         """Remove what pilots have left behind that have long ended."""
@@ -177,17 +210,38 @@ class PilotKeeper:
         except OSError as error:
             self._shell.log.warning("folders_not_removed", allocation=name, error=str(error))
 
-    async def _look_at(self, allocation: Allocation, pilots: Sequence[Pilot]) -> None:
+    async def _look_at(self, allocation: Allocation, pilots: Sequence[Pilot]) -> str:
+        """Do what is next for each pilot; return what is said where the place of one does not answer, or nothing."""
+        silence = ""
         provider = self._providers[allocation.spec.provider]
         names = {allocation.pilot_name(pilot.id): self.place(pilot.id) for pilot in pilots}
         found = await provider.list_jobs(allocation.spec, names)
+        await self._note_waits(allocation, pilots, found)
         for pilot in pilots:
             try:
                 await self._move_on(provider, allocation, pilot, found.get(allocation.pilot_name(pilot.id)))
             except ProviderSilent as error:
+                silence = str(error)
                 self._shell.log.warning(
                     "provider_unavailable", allocation=allocation.name, pilot=pilot.id, error=str(error)
                 )
+        return silence
+
+    async def _note_waits(
+        self, allocation: Allocation, pilots: Sequence[Pilot], found: Mapping[str, ProviderJob]
+    ) -> None:
+        """Note why pilots wait for their start, where the provider says something else than before."""
+        facts, now_s = [], self._shell.now_s()
+        for pilot in pilots:
+            job = found.get(allocation.pilot_name(pilot.id))
+            if job is None or job.state != "waiting" or not pilot.submitted_s or pilot.started_s or not job.reason:
+                continue
+            if job.reason != pilot.waits and now_s >= pilot.waits_s + _NOTE_S:
+                facts.append(
+                    PilotWaits(name=allocation.name, pilot_id=pilot.id, reason=job.reason[:_MOST_REASON], at_s=now_s)
+                )
+        if facts:
+            await self._append(allocation, *facts)
 
     async def _move_on(
         self, provider: PilotProvider, allocation: Allocation, pilot: Pilot, job: ProviderJob | None
@@ -201,11 +255,11 @@ class PilotKeeper:
             await self._conclude(provider, allocation, pilot, job)
         elif allocation.removed_s:
             await provider.cancel(job, self.place(pilot.id))
+        elif pilot.is_withdrawn and job.state == "waiting":
+            await provider.cancel(job, self.place(pilot.id), only_waiting=True)
         elif job.state == "stuck":
             await provider.cancel(job, self.place(pilot.id))
             await self._end(allocation, pilot, "failed", f"no node joined; {job.reason}")
-        elif job.state == "waiting" and not pilot.started_s:
-            await self._tell_what_it_waits_for(allocation, pilot, job.reason)
         elif job.state == "running" and not pilot.started_s:
             fact = PilotStarted(name=allocation.name, pilot_id=pilot.id, hosts=job.hosts, at_s=self._shell.now_s())
             await self._append(allocation, fact)
@@ -217,8 +271,9 @@ class PilotKeeper:
     ) -> None:
         """Submit a pilot that is planned, unless its provider has it already: an earlier allocator ended in between."""
         now_s, token = self._shell.now_s(), ""
-        if job is None and allocation.removed_s:
-            await self._end(allocation, pilot, "cancelled", "its allocation was removed")
+        if job is None and (allocation.removed_s or pilot.is_withdrawn):
+            why = "its allocation was removed" if allocation.removed_s else _SPARE
+            await self._end(allocation, pilot, "cancelled", why)
             return
         if job is None:
             others = [one.provider_id for one in allocation.pilots.values() if one.provider_id]
@@ -241,28 +296,14 @@ class PilotKeeper:
         self._tokens.pop(pilot.id, None)
         self._shell.log.info("pilot_submitted", allocation=allocation.name, pilot=pilot.id, provider_id=number)
 
-    async def _tell_what_it_waits_for(self, allocation: Allocation, pilot: Pilot, reason: str) -> None:
-        """Note why a pilot waits; other words for it come all the time, and are noted once a minute."""
-        now_s = self._shell.monotonic()
-        if reason == pilot.waits or now_s < self._waits_s.get(pilot.id, 0.0):
-            return
-        self._waits_s[pilot.id] = now_s + _WAITS_S
-        fact = PilotSubmitted(
-            name=allocation.name,
-            pilot_id=pilot.id,
-            provider_id=pilot.provider_id,
-            token=pilot.token,
-            waits=reason[:_MOST_REASON],
-            at_s=self._shell.now_s(),
-        )
-        await self._append(allocation, fact)
-
     async def _conclude(
         self, provider: PilotProvider, allocation: Allocation, pilot: Pilot, job: ProviderJob | None
     ) -> None:
         """Say how a pilot ended that its provider has no more, or says has ended."""
         said = job.reason if job is not None else "the provider has it no more"
-        if allocation.removed_s or (job is not None and job.state == "cancelled"):
+        if pilot.is_withdrawn:
+            await self._end(allocation, pilot, "cancelled", _SPARE)
+        elif allocation.removed_s or (job is not None and job.state == "cancelled"):
             await self._end(allocation, pilot, "cancelled", said)
         elif pilot.joined_s:
             await self._end(allocation, pilot, "finished", said)
@@ -299,7 +340,6 @@ class PilotKeeper:
         at_s = self._shell.now_s()
         fact = PilotEnded(name=allocation.name, pilot_id=pilot.id, state=state, reason=reason[:_MOST_REASON], at_s=at_s)
         await self._append(allocation, fact)
-        self._waits_s.pop(pilot.id, None)
         self._shell.log.info("pilot_ended", allocation=allocation.name, pilot=pilot.id, state=state, reason=reason)
 
     async def _token(self, allocation: Allocation, pilot: Pilot) -> tuple[str, str]:

@@ -10,33 +10,35 @@ table ``[allocator]`` or from ``PENSTOCK_ALLOCATOR_…``.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property, partial
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, TypedDict
 
 import msgspec
 from msgspec import Meta
 
-from penstock_allocator.demand import NO_DEMAND, PilotDemand, wanted
+from penstock_allocator.demand import NO_DEMAND, PilotDemand, spare, wanted
+from penstock_allocator.withdrawal import SpareWatch
 from penstock_bus import UNHURRIED_S, Decider, Decision, Proposal
 from penstock_cluster.allocations import OF_ALLOCATIONS, Allocation, AllocationTable
 from penstock_log import (
     TERMINAL,
-    AllocationAdded,
-    AllocationResumed,
     Event,
     JobTable,
     PilotPlanned,
     PilotsPaused,
-    RunEnded,
+    PilotWithdrawn,
     subjects,
 )
-from penstock_log.allocation_spec import LABEL_ALLOCATION
 from penstock_log.codec import AnyEvent
+from penstock_log.text import duration
 from penstock_scheduler.pool.pool_settings import MatcherSettings, rules_of
 from penstock_scheduler.pool.scheduler_state import READ, SchedulerState, fold
+from penstock_scheduler.round_types import RoundRules
 
 _LONGEST_BACKOFF_S = 600.0
+_SIZE_OF_LOOK = 1_000
+_LEAST_LOOK = 0.1
 
 
 class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +54,8 @@ class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
         Holds the checkpoints of jobs that run in pilots, who are gone when a job goes on elsewhere; on such a file
         system too. Empty: ``checkpoints`` in ``data_dir``.
     look_s : float
-        The least time between two looks at what waits, in seconds.
+        The least time between two looks at what waits, in seconds, where there are a thousand open jobs, nodes and
+        pilots to come. A look costs the time of a few rounds: with fewer of them it may be sooner, down to a tenth.
     poll_s : float
         Seconds between two looks at the pilots of an allocation at their provider.
     most_failures : int
@@ -62,6 +65,8 @@ class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     join_s : float
         A pilot that has run for so many seconds, and whose nodes have not joined, is cancelled. Where some have, the
         others are expected for as long.
+    withdraw_s : float
+        A pilot that waits for its start is withdrawn once no waiting job would run on it for so many seconds.
     kubernetes_owner : str
         What the Pods of pilots belong to, as ``Deployment/NAME`` of their namespace: when it is deleted, they go with
         it. Empty: nothing.
@@ -74,6 +79,7 @@ class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     most_failures: Annotated[int, Meta(ge=1)] = 3
     backoff_s: Annotated[float, Meta(ge=0)] = 10.0
     join_s: Annotated[float, Meta(gt=0)] = 300.0
+    withdraw_s: Annotated[float, Meta(gt=0)] = 60.0
     kubernetes_owner: str = ""
 
 
@@ -94,21 +100,23 @@ class AllocatorState(SchedulerState):
     jobs : JobTable
         Open jobs.
     allocations : AllocationTable
-    refused : dict of str to dict of str to None
-        Allocation → the users whose jobs a node of its pilots has refused: further pilots would refuse them as well.
     seq : int
         Sequence of the last fact that could change what is decided.
     """
 
     jobs: JobTable = msgspec.field(default_factory=JobTable)
     allocations: AllocationTable = msgspec.field(default_factory=AllocationTable)
-    refused: dict[str, dict[str, None]] = msgspec.field(default_factory=dict)
     seq: int = 0
 
     @cached_property
     def looks(self) -> dict[str, DemandLook]:
         """Allocation → the last look at its demand; never saved: another look finds the same."""
         return {}
+
+    @cached_property
+    def watch(self) -> SpareWatch:
+        """For how long pilots have been spare; never saved: another allocator waits anew."""
+        return SpareWatch()
 
 
 def decider(
@@ -139,23 +147,9 @@ def apply(state: AllocatorState, event: Event, seq: int) -> None:
     for job in changed:
         if job.state in TERMINAL:
             state.jobs.forget(job.id)
-    _note_refusal(state, event)
+    state.allocations.note_refusal(event, state.cluster, state.jobs)
     if state.allocations.apply(event) or matters:
         state.seq = seq
-
-
-def _note_refusal(state: AllocatorState, event: Event) -> None:
-    """Note that a pilot's node runs no jobs of a user, until a person resumes the allocation or adds it anew."""
-    match event:
-        case RunEnded(refuses_user=True):
-            node, job = state.cluster.nodes.get(event.node_id), state.jobs.get(event.job_id)
-            name = node.labels.get(LABEL_ALLOCATION, "") if node is not None else ""
-            if job is not None and name in state.allocations.by_name:
-                state.refused.setdefault(name, {})[job.spec.user] = None
-        case AllocationAdded() | AllocationResumed():
-            state.refused.pop(event.name, None)
-        case _:
-            pass
 
 
 def decide(state: AllocatorState, now_s: float, settings: AllocatorSettings, matcher: MatcherSettings) -> Decision:
@@ -170,6 +164,9 @@ def decide(state: AllocatorState, now_s: float, settings: AllocatorSettings, mat
         if allocation.spec.pool in planning:
             continue
         facts, again_s = _decided(state, allocation, now_s, settings, matcher)
+        if not facts:
+            facts, later_s = _withdrawn(state, allocation, now_s, settings, matcher)
+            again_s = min(again_s, later_s)
         wake_s = min(wake_s, again_s)
         if facts:
             planning.add(allocation.spec.pool)
@@ -202,9 +199,43 @@ def _decided(
         found, again_s = PilotDemand(kept, f"at least {allocation.spec.min_pilots} are kept"), math.inf
     else:
         found, again_s = _look(state, allocation, now_s, settings, matcher=matcher, most=most)
+    if not allocation.devices:  # no more than may fail before it is paused, until one of them joins
+        found = found._replace(pilots=min(found.pilots, settings.most_failures - len(allocation.coming)))
     if allocation.failures:  # one at a time, until one of them joins
         found = found._replace(pilots=min(found.pilots, 1 - len(allocation.coming)))
     return tuple(_planned(allocation, found, now_s)), again_s
+
+
+def _withdrawn(
+    state: AllocatorState,
+    allocation: Allocation,
+    now_s: float,
+    settings: AllocatorSettings,
+    matcher: MatcherSettings,
+) -> tuple[tuple[PilotWithdrawn, ...], float]:
+    """Return which pilots are withdrawn, the last ones first, and when to look again although nothing happens."""
+    waiting = [pilot for pilot in allocation.coming if not pilot.started_s]
+    if not waiting or allocation.removed_s:
+        state.watch.forget(allocation.name)
+        return (), math.inf
+
+    def spare_now() -> int:
+        return spare(
+            state,
+            state.jobs,
+            allocation,
+            _others(state, allocation),
+            **_terms(state, allocation, now_s, settings.join_s, matcher),
+        )
+
+    mark = max((pilot.withdrawn_s for pilot in allocation.pilots.values()), default=0.0)
+    over, again_s = state.watch.over(allocation.name, (state.seq, now_s), settings.withdraw_s, mark, spare_now)
+    why = f"no waiting job would run on it, for {duration(settings.withdraw_s)} by now"
+    facts = (
+        PilotWithdrawn(name=allocation.name, pilot_id=pilot.id, reason=why, at_s=now_s)
+        for pilot in waiting[len(waiting) - over :]
+    )
+    return tuple(facts), again_s
 
 
 def room(allocation: Allocation) -> int:
@@ -233,10 +264,12 @@ def _look(
     last = state.looks.get(allocation.name)
     if last is not None and last.seq == state.seq and now_s < last.found.again_s:
         return last.found, last.found.again_s
-    if last is not None and now_s < last.at_s + settings.look_s:
-        return NO_DEMAND, last.at_s + settings.look_s
+    size = len(state.jobs) + len(state.cluster.nodes) + allocation.spec.max_pilots * allocation.spec.nodes
+    look_s = settings.look_s * min(1.0, max(_LEAST_LOOK, size / _SIZE_OF_LOOK))
+    if last is not None and now_s < last.at_s + look_s:
+        return NO_DEMAND, last.at_s + look_s
     found = demand_of(state, allocation, now_s, matcher, most, join_s=settings.join_s)
-    found = found._replace(again_s=max(found.again_s, now_s + settings.look_s))
+    found = found._replace(again_s=max(found.again_s, now_s + look_s))
     state.looks[allocation.name] = DemandLook(state.seq, now_s, found)
     return found, found.again_s
 
@@ -251,19 +284,33 @@ def demand_of(
     join_s: float,
 ) -> PilotDemand:
     """Return how many more pilots of an allocation the jobs that wait would run on, ``most`` at most."""
-    pool = allocation.spec.pool
-    others = [one for one in state.allocations.by_name.values() if one is not allocation and one.spec.pool == pool]
-    rules = rules_of(state, pool, matcher)
-    return wanted(
-        state,
-        state.jobs,
-        allocation,
-        others,
-        refused=state.refused,
+    terms = _terms(state, allocation, now_s, join_s, matcher)
+    return wanted(state, state.jobs, allocation, _others(state, allocation), most=most, **terms)
+
+
+class _Terms(TypedDict):
+    """What every look at an allocation's demand is made with."""
+
+    refused: Mapping[str, Collection[str]]
+    now_s: float
+    join_s: float
+    rules: RoundRules
+
+
+def _others(state: AllocatorState, allocation: Allocation) -> list[Allocation]:
+    """Return the other allocations of an allocation's pool."""
+    known = state.allocations.by_name.values()
+    return [one for one in known if one is not allocation and one.spec.pool == allocation.spec.pool]
+
+
+def _terms(
+    state: AllocatorState, allocation: Allocation, now_s: float, join_s: float, matcher: MatcherSettings
+) -> _Terms:
+    return _Terms(
+        refused={one.name: one.refused for one in state.allocations.by_name.values()},
         now_s=now_s,
         join_s=join_s,
-        rules=rules,
-        most=most,
+        rules=rules_of(state, allocation.spec.pool, matcher),
     )
 
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from penstock_cluster.allocations import Allocation
+from penstock_cluster.allocations import Allocation, margin_s
 from penstock_log.allocation_spec import LABEL_ALLOCATION, LABEL_PILOT, AllocationSpec
 
 TOKEN: Final = "token"  # noqa: S105 - the name of a file
@@ -24,9 +24,6 @@ OUTPUT: Final = "output.txt"
 POD_LOGIN: Final = "/var/run/penstock/pilot"
 POD_CHECKPOINTS: Final = "/var/lib/penstock/checkpoints"
 """Where a Pod has the folder with its token, and that of the checkpoints."""
-_SHORTEST_MARGIN_S: Final = 10.0
-_LONGEST_MARGIN_S: Final = 120.0
-_MARGIN_SHARE: Final = 0.2
 
 
 class PilotFolder(NamedTuple):
@@ -76,18 +73,6 @@ class PilotFolder(NamedTuple):
         return " / ".join(lines[-3:])[-most:]
 
 
-def margin_s(spec: AllocationSpec) -> float:
-    """
-    Return how many seconds before its end a pilot's nodes begin to leave: their runs save and go on elsewhere.
-
-    Examples
-    --------
-    >>> [margin_s(AllocationSpec(provider="slurm", walltime_s=walltime_s)) for walltime_s in (60, 300, 3600)]
-    [12.0, 60.0, 120.0]
-    """
-    return min(_LONGEST_MARGIN_S, max(_SHORTEST_MARGIN_S, _MARGIN_SHARE * spec.walltime_s))
-
-
 def write_pilot(place: PilotFolder, allocation: Allocation, pilot_id: str, token: str) -> None:
     """
     Write the files of a pilot; what an earlier try has left is replaced.
@@ -135,7 +120,8 @@ def node_script(place: PilotFolder, allocation: Allocation, pilot_id: str) -> st
         *_exports({**site.environment, **spec.environment}),
         *_lines("setup", spec.setup),
         f"{site.penstock} node join {shlex.quote(site.token)} "
-        f'--name "$node" --data "$data" --executor-only'
+        f'--name "$node" --data "$data"'
+        + ("" if spec.agents else " --executor-only")
         + (f" --devices {shlex.quote(spec.devices)}" if spec.devices else "")
         + " &",
         "executor=$!",

@@ -41,6 +41,7 @@ from penstock_dashboard.live_page import ChannelName, LiveChannels, Regions, Ren
 from penstock_dashboard.log_moment import MomentBar, settled
 from penstock_dashboard.page import TEMPLATES, JobSources, Page, PageContent, PageRequest, at_path
 from penstock_dashboard.pages import (
+    allocations_page,
     device_page,
     job_page,
     jobs_page,
@@ -68,6 +69,7 @@ PAGES: Final[dict[str, tuple[str, Page]]] = {
     "/sweeps": ("Sweeps", sweep_page.sweeps_page),
     "/sweeps/{id}": ("", sweep_page.sweep_page),
     "/timeline": ("Timeline", timeline_page.timeline_page),
+    "/allocations": ("Allocations", allocations_page.allocations_page),
     "/users": ("Users and teams", users_page.users_page),
 }
 """Address → its name in the list of pages, empty where it is not in it, and the page."""
@@ -81,6 +83,8 @@ _DIGITS: Final = 20
 _log = structlog.get_logger("penstock.dashboard")
 _PING_S: Final = 15
 CANCEL_SWEEP: Final = "cancel_sweep"
+OF_ALLOCATIONS: Final = ("pause_allocation", "resume_allocation")
+"""Commands whose button has the allocation's name."""
 SAID: Final = "penstock_said"
 """A cookie with what became of the last form, for the page that comes next."""
 _SAID_S: Final = 30
@@ -449,6 +453,9 @@ async def _act(site: Site, request: Request) -> Response:
     if _field(form, "verb") == CANCEL_SWEEP:
         sweep = request_bodies.ActRequest(id=_field(form, "id"))
         return _done(back, (await site.gateway.act(visitor, CANCEL_SWEEP, sweep)).message)
+    for command in OF_ALLOCATIONS:
+        if name := _field(form, command):
+            return _done(back, (await site.gateway.act(visitor, command, request_bodies.ActRequest(id=name))).message)
     asked = _bulk(form, back)
     return _done(back, _outcome(asked, await _command_all(site, visitor, asked)))
 

@@ -9,7 +9,7 @@ from prometheus_client.core import HistogramMetricFamily
 
 from penstock_dashboard.metric_catalogue import counter, gauge, histogram
 from penstock_log.totals import BOUNDS_S, DeviceTime, Spread
-from penstock_log.views import PoolStatsView, StatsView, StreamsView
+from penstock_log.views import AllocationStatsView, PoolStatsView, StatsView, StreamsView
 
 _ENDED = ("completed", "failed", "cancelled")
 
@@ -19,7 +19,14 @@ def of_stats(stats: StatsView) -> list[Metric]:
     last_seq = gauge("penstock_log_last_seq")
     last_seq.add_metric([], stats.last_seq)
     pools = stats.pools
-    return [last_seq, *_of_jobs(pools), *_of_past(pools), *_of_time(pools), *_of_nodes(pools)]
+    return [
+        last_seq,
+        *_of_jobs(pools),
+        *_of_past(pools),
+        *_of_time(pools),
+        *_of_nodes(pools),
+        *_of_pilots(stats.allocations),
+    ]
 
 
 def of_streams(view: StreamsView) -> list[Metric]:
@@ -95,6 +102,20 @@ def _of_nodes(pools: tuple[PoolStatsView, ...]) -> list[Metric]:
             for state, count in states.items():
                 devices.add_metric([one.pool, kind, state], count)
     return [nodes, devices]
+
+
+def _of_pilots(allocations: tuple[AllocationStatsView, ...]) -> list[Metric]:
+    pilots, ended = gauge("penstock_pilots"), counter("penstock_pilots_ended_total")
+    paused, failures = gauge("penstock_allocation_paused"), gauge("penstock_allocation_failures")
+    for one in allocations:
+        whose = [one.pool, one.name]
+        for state, count in one.pilots.items():
+            pilots.add_metric([*whose, state], count)
+        for end, count in one.ended.items():
+            ended.add_metric([*whose, end], count)
+        paused.add_metric(whose, one.paused)
+        failures.add_metric(whose, one.failures)
+    return [pilots, paused, failures, ended]
 
 
 def _add_spread(to: HistogramMetricFamily, pool: str, spread: Spread) -> None:

@@ -91,6 +91,7 @@ OF_REPLICAS: Final = (
 """What replicas say of themselves."""
 
 _TEAM: Final = ("pool", "team")
+_ALLOCATION: Final = ("pool", "allocation")
 
 OF_CLUSTER: Final = (
     MetricKind("penstock_log_last_seq", "gauge", (), "Sequence of the log's last commit."),
@@ -148,6 +149,27 @@ OF_CLUSTER: Final = (
         "gauge",
         ("pool", "kind", "state"),
         "Devices: busy, idle, drained, failed, leaving, lost or left.",
+    ),
+    MetricKind(
+        "penstock_pilots",
+        "gauge",
+        (*_ALLOCATION, "state"),
+        "Pilots of an allocation: planned, waiting in the queue of their provider, starting, or running.",
+    ),
+    MetricKind(
+        "penstock_allocation_paused", "gauge", _ALLOCATION, "1 while no pilots are submitted until somebody resumes it."
+    ),
+    MetricKind(
+        "penstock_allocation_failures",
+        "gauge",
+        _ALLOCATION,
+        "Pilots that were refused, or ended without a node, one after the other since the last one joined.",
+    ),
+    MetricKind(
+        "penstock_pilots_ended_total",
+        "counter",
+        (*_ALLOCATION, "end"),
+        "Pilots by how they ended: finished, cancelled, failed, refused (they could not be submitted) or lost.",
     ),
 )
 """What the gateway says of the cluster; it is the same whichever gateway is asked, and goes on over restarts."""

@@ -3,8 +3,9 @@ The parked runs of this node: parked, continued and ended. Part of the runner.
 
 The process of a parked run is stopped by its shim, which keeps it so for as long as a connection of this executor is
 open: whatever becomes of the executor, its parked processes end with it. One that is parked no more leaves by itself,
-as the connection of its session is closed too, and does what scripts do at their end. The rules by which runs are
-parked and go on are in :mod:`penstock_executor.parked_run`.
+as the connection of its session is closed too, and does what scripts do at their end; a script that has called
+``session.park_torch``, whose tensors are not on the device then, ends by ``os._exit(75)`` instead.
+The rules by which runs are parked and go on are in :mod:`penstock_executor.parked_run`.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from penstock_bus.service_folder import AGGREGATOR_SOCKET, MEMORY_SOCKET, alone_
 from penstock_bus.shell import Shell
 from penstock_cluster import DeviceSurvey, host_limits, survey
 from penstock_cluster.host_backends import parse_bytes
-from penstock_cluster.host_limits import HostCapacity, host_name
+from penstock_cluster.host_limits import HostCapacity, node_id_of
 from penstock_executor import agent_listener, health_watch, job_folders, machine
 from penstock_executor.checkpoint_folder import CheckpointFolder, serving
 from penstock_executor.checkpoint_tier import WriteBehind, memory_root
@@ -98,7 +98,7 @@ async def run(shell: Shell, settings: ExecutorSettings) -> None:
     if settings.address:
         reachable_address(shell.url, settings.address)  # or say now that there is no such network here
     with alone_in(settings.data_dir, "executor", ExecutorError) as data:
-        node_id = settings.node_id or host_name()
+        node_id = node_id_of(settings.node_id)
         if settings.identities(node_id).switches:
             _let_users_in(settings, data)
         if settings.sandbox != "none":

@@ -25,7 +25,7 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     node_id : str
-        Unique in the cluster and the same at every start; empty takes the host's name.
+        Unique in the cluster and the same at every start; dots become dashes. Empty takes the host's name.
     pool : str
         The set of nodes that this one belongs to.
     devices : str

@@ -45,6 +45,7 @@ In reading order:
 * ``job_filter``: The jobs that a request names by what they are.
 * ``sweep_filter``: The sweeps that a request names, now or in the past.
 * ``job_fit``: A job against the present nodes.
+* ``pilot_outlooks``: What allocations could do for a job that waits.
 * ``story``: One job's life in sentences.
 * ``log_reader``: Past moments and raw facts, read from the log.
 * ``snapshot_file``: The file of index snapshots.

@@ -26,6 +26,7 @@ from penstock_gateway.endpoints import BAD, CONFLICT, NOT_FOUND, RequestRefused
 from penstock_gateway.job_fit import NodeFit
 from penstock_gateway.machine import GatewayState
 from penstock_gateway.past_tables import PastJobs
+from penstock_gateway.pilot_outlooks import PilotOutlooks
 from penstock_gateway.sweep_table import SweepRecord
 from penstock_log import (
     ACTIVE,
@@ -135,7 +136,8 @@ def job(
     asked = validation.settled(msgspec.structs.replace(spec, refused_by=()))
     spec = job_dependencies.with_whole_ids(state, asked, caller)
     welcome = state.jobs.with_refusals(spec, now_s)
-    warnings = job_fit.warnings(fit or NodeFit(state.cluster), welcome, job_fit.caps(state, spec))
+    fit, outlooks = fit or NodeFit(state.cluster), PilotOutlooks(state, now_s, settings)
+    warnings = job_fit.warnings(fit, welcome, job_fit.caps(state, spec), outlooks)
     warnings += tuple(_too_many_servers(state, spec, now_s))
     there = state.jobs.get(spec.id)
     if there is not None:
@@ -154,6 +156,7 @@ def job(
     job_dependencies.check(state, spec, caller)
     job_classes.check(state, spec, settings or MatcherSettings(), caller)
     fact = JobSubmitted(job_id=spec.id, spec=spec, at_s=now_s)
+    warnings += job_fit.awaited_pilots(fit, welcome, outlooks)
     warnings += (*without_checkpoint(state, spec), *_values_to_hide(spec))
     if spec.notify and not state.notifications.is_told(spec.user):
         whom = spec.user or "nobody"
@@ -179,7 +182,8 @@ def sweep(
         search.check(spec)
     except search.BadSpace as error:
         raise BadInput(f"$.{error}" if error.field else str(error)) from error
-    warnings = job_fit.warnings(NodeFit(state.cluster), spec.job)
+    fit, outlooks = NodeFit(state.cluster), PilotOutlooks(state, now_s, settings)
+    warnings = job_fit.warnings(fit, spec.job, outlooks=outlooks)
     asked, spec = spec, msgspec.structs.replace(spec, job=job_dependencies.with_whole_ids(state, spec.job, caller))
     there = state.sweeps.get(spec.id)
     if there is not None:
@@ -192,7 +196,7 @@ def sweep(
     job_dependencies.check(state, spec.job, caller, "$.job")
     job_classes.check(state, spec.job, settings or MatcherSettings(), caller, "$.job")
     fact = SweepSubmitted(sweep_id=spec.id, spec=spec, at_s=now_s)
-    warnings += tuple(_values_to_hide(spec.job))
+    warnings += (*job_fit.awaited_pilots(fit, spec.job, outlooks), *_values_to_hide(spec.job))
     return Acceptable(id=spec.id, subject=subjects.request(spec.id), fact=fact, warnings=warnings)
 
 
@@ -421,6 +425,10 @@ def _late_warning(spec: JobSpec) -> Iterator[str]:
         )
 
 
+_LOGIN: Final = "secret_files", "PENSTOCK_CREDENTIALS"
+"""Of Penstock's own variables the only one: a job's user may let it ask Penstock in their name."""
+
+
 def _unusable_secrets(spec: JobSpec) -> Iterator[str]:
     """Yield what is wrong with the variables that are to hold secrets."""
     for field, others in (("secrets", (spec.env, spec.secret_files)), ("secret_files", (spec.env,))):
@@ -428,7 +436,7 @@ def _unusable_secrets(spec: JobSpec) -> Iterator[str]:
             shown = json.dumps(variable[:_MOST_CHARACTERS])
             if not _VARIABLE.fullmatch(variable):
                 yield f"{field}: expected a variable's name, of letters, digits and _, got {shown}"
-            elif variable.startswith("PENSTOCK_"):
+            elif variable.startswith("PENSTOCK_") and (field, variable) != _LOGIN:
                 yield f"{field}: {shown} is one of Penstock's own variables; choose another"
             elif any(variable in other for other in others):
                 yield f"{field}: {shown} has a value already, by `env` or `secret_files`; leave one of them out"

@@ -189,7 +189,11 @@ def pause(
         how = "is being removed" if found.removed_s else "is paused already"
         return JobAction(id=ask.id, state=found.state, message=f"allocation {ask.id} {how}")
     fact = AllocationPaused(name=ask.id, by=ask.by, reason=ask.reason, at_s=now_s)
-    left = f"; its {count(len(found.pilots), 'pilot')} go on" if found.pilots else ""
+    left = (
+        f"; its {count(len(found.pilots), 'pilot')} {'goes' if len(found.pilots) == 1 else 'go'} on"
+        if found.pilots
+        else ""
+    )
     message = f"allocation {ask.id} is paused{left}"
     return JobAction(id=ask.id, state="paused", message=message, subject=subjects.allocation(ask.id), fact=fact)
 
@@ -237,6 +241,7 @@ def _view(one: Allocation, *, sees_all: bool) -> AllocationView:
         made=one.made,
         failures=one.failures,
         failure=one.failure if one.failures else "",
+        refused=dict(one.refused),
         devices=_devices(one.devices),
         pilots=tuple(_pilot(pilot) for pilot in (*one.pilots.values(), *reversed(one.ended))),
     )
@@ -259,5 +264,7 @@ def _pilot(pilot: Pilot) -> PilotView:
         started_s=pilot.started_s or None,
         joined_s=pilot.joined_s or None,
         ended_s=pilot.ended_s or None,
-        reason=pilot.end_reason or (pilot.waits if pilot.state == "waiting" else "") or pilot.reason,
+        reason=pilot.end_reason or pilot.reason,
+        waits="" if pilot.started_s or pilot.ended_s else pilot.waits,
+        withdrawn_s=pilot.withdrawn_s or None,
     )

@@ -27,6 +27,7 @@ from penstock_gateway.sweep_table import SweepRecord, TrialRow
 from penstock_gateway.why import WaitExplainer
 from penstock_log import ACTIVE, TERMINAL, Job, ReservationMade, Trial, request_bodies, workload
 from penstock_log.aggregation_messages import AggregatorReport
+from penstock_log.allocation_spec import LABEL_PILOT
 from penstock_log.memory_messages import SlabOffer
 from penstock_log.records import compose
 from penstock_log.request_bodies import RunProgress
@@ -270,8 +271,8 @@ def nodes(model: ReadModel, *, sees_all: bool = False) -> NodesView:
         held = ((each, holders.get((node.id, each.index), ())) for each in node.devices)
         devices = tuple(job_fit.device(node, each, jobs, taken) for each, jobs in held)
         state, heard_s = node_state(model.state, node), model.heartbeats.get(node.id)
-        gone_s = node.gone_s if node.gone else None
-        found.append(NodeView.of(node, state=state, devices=devices, heard_s=heard_s, gone_s=gone_s))
+        more = {"gone_s": node.gone_s if node.gone else None, "pilot": node.labels.get(LABEL_PILOT, "")}
+        found.append(NodeView.of(node, state=state, devices=devices, heard_s=heard_s, **more))
     memory = [_memory(node_id, *heard, sees_all=sees_all) for node_id, heard in sorted(model.memory.items())]
     return NodesView(nodes=tuple(found), seq=model.seq, memory=tuple(memory))
 

@@ -17,6 +17,7 @@ from penstock_gateway.authority import Caller
 from penstock_gateway.job_filter import matching
 from penstock_gateway.machine import GatewayState
 from penstock_log import Job, request_bodies
+from penstock_log.allocation_spec import LABEL_PILOT
 from penstock_log.job_state import JobState
 from penstock_log.views import (
     DeviceOccupation,
@@ -61,7 +62,9 @@ def _node(model: ReadModel, node: Node, rack: str, devices: tuple[DeviceOccupati
     state = answers.node_state(model.state, node)
     label = node.labels.get(rack, node.labels.get("rack", ""))
     heard_s = model.heartbeats.get(node.id)
-    return NodeDevicesView.of(node, state=state, rack=label, devices=devices, heard_s=heard_s, reason=node.drain_reason)
+    pilot = node.labels.get(LABEL_PILOT, "")
+    own = {"state": state, "rack": label, "heard_s": heard_s, "reason": node.drain_reason, "pilot": pilot}
+    return NodeDevicesView.of(node, devices=devices, **own)
 
 
 def _gives(state: GatewayState) -> dict[str, list[str]]:

@@ -12,6 +12,7 @@ from penstock_gateway import acceptance, job_fit
 from penstock_gateway.dependencies import has_come, target_of
 from penstock_gateway.job_history import device_names
 from penstock_gateway.machine import GatewayState
+from penstock_gateway.pilot_outlooks import PilotOutlooks
 from penstock_log import JobSpec, Placement, Wait, validation, workload
 from penstock_log.decision_facts import FOR_DEVICES
 from penstock_log.views import DryRunView
@@ -51,7 +52,9 @@ def dry_run(
     left = tuple(one for one in spec.after if not has_come(one, state.progress_of(target_of(one))))
     settled = validation.settled(msgspec.structs.replace(spec, after=left))
     spec = state.jobs.with_refusals(settled, now_s)
-    warnings = job_fit.unknown_kinds(state.cluster, spec)
+    outlooks = PilotOutlooks(state, now_s, settings)
+    hopeful = any(one.is_hopeful for one in outlooks.of(spec))
+    warnings = () if hopeful else job_fit.unknown_kinds(state.cluster, spec)
     rules = rules_of(state, spec.pool, settings or MatcherSettings())
     caps, kinds = job_fit.caps(state, spec), wait_causes.without_runs(state.cluster, spec.pool).whole.kinds(spec)
     if too_large := job_fit.problem(spec, caps, kinds, spec.pool):
@@ -79,7 +82,7 @@ def dry_run(
         best = Alternatives(pool, now_s, rules).best(pool.index.entries[what_if.TRIED].ranked.job)
     wait = wait or Wait(job_id=what_if.TRIED, cause="capacity", evidence="the next round does not start it")
     held = wait.cause == "held"
-    return DryRunView(
+    found = DryRunView(
         starts=False,
         start_in_s=estimate[0],
         basis=estimate[1],
@@ -90,6 +93,7 @@ def dry_run(
         alternative=best,
         size=size,
     )
+    return outlooks.told(found, spec)
 
 
 def _width(placement: Placement) -> int:

@@ -14,6 +14,7 @@ from typing import Final
 from penstock_cluster.nodes import Cluster, Node
 from penstock_gateway.job_sizes import range_text
 from penstock_gateway.machine import GatewayState
+from penstock_gateway.pilot_outlooks import PilotOutlooks, listed_outlooks
 from penstock_log import ACTIVE, Device, Job, JobSpec, Scalability, workload
 from penstock_log.text import count, listed
 from penstock_log.views import DeviceView
@@ -97,21 +98,36 @@ def problem(spec: JobSpec, known: Caps, kinds: Mapping[str, int], pool: str) -> 
     )
 
 
-def warnings(fit: NodeFit, spec: JobSpec, caps: Caps | None = None) -> tuple[str, ...]:
+def warnings(
+    fit: NodeFit, spec: JobSpec, caps: Caps | None = None, outlooks: PilotOutlooks | None = None
+) -> tuple[str, ...]:
     """
     Return what would keep a job waiting for ever, in sentences.
 
-    ``caps`` says how many samples one device of each kind holds, if an elastic job's workload was measured.
+    ``caps`` says how many samples one device of each kind holds, if an elastic job's workload was measured;
+    ``outlooks``, what allocations could do for it.
     """
-    found = list(unknown_kinds(fit.cluster, spec))
     reason = fit.never(Job(id="", spec=spec, submitted_s=0.0))
+    allocations = outlooks.of(spec) if outlooks is not None and reason is not None else ()
+    if reason is not None and any(one.is_hopeful for one in allocations):
+        return ()  # `awaited_pilots` says so
+    found = list(unknown_kinds(fit.cluster, spec))
     if reason is not None:
         what = "it can never fit now" if reason.cause == "never_fits" else "it cannot start now"
         remedy = f" ({reason.remedy})" if reason.remedy else ""
-        found.append(f"{what}: {reason.evidence}{remedy}")
+        said = f"; {listed_outlooks(allocations)}" if allocations else ""
+        found.append(f"{what}: {reason.evidence}{remedy}{said}")
     elif too_large := problem(spec, caps or {}, fit.nodes(spec.pool).whole.kinds(spec), spec.pool):
         found.append(too_large)
     return tuple(found)
+
+
+def awaited_pilots(fit: NodeFit, spec: JobSpec, outlooks: PilotOutlooks) -> tuple[str, ...]:
+    """Return a sentence on what may bring a node for a job that no present node holds; none where nothing may."""
+    if fit.never(Job(id="", spec=spec, submitted_s=0.0)) is None:
+        return ()
+    awaited = outlooks.awaited(spec)
+    return (f"it waits for a pilot: {awaited.evidence}",) if awaited is not None and not awaited.remedy else ()
 
 
 def caps(state: GatewayState, spec: JobSpec) -> dict[str, int]:

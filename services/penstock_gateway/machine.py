@@ -245,6 +245,7 @@ def apply(state: GatewayState, event: Event, seq: int) -> None:
 def _note_nodes(state: GatewayState, event: Event, seq: int) -> None:
     """Note what a fact says of nodes, and of allocations, from which some of them come."""
     state.allocations.apply(event)
+    state.allocations.note_refusal(event, state.cluster, state.jobs)
     _note_gone(state, event, seq)
     if type(event) in OF_NODES:
         node_history.note(state.node_histories, event)

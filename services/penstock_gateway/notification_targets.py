@@ -13,10 +13,10 @@ import asyncio
 import os
 import sys
 import uuid
-from collections.abc import Awaitable, Callable, Container
+from collections.abc import Awaitable, Callable, Container, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import msgspec
 import structlog
@@ -47,6 +47,7 @@ _SURELY_KNOWN_S: Final = 3600.0
 _FOLDER_MODE: Final = 0o700
 _PASSED: Final = ("PATH", "LANG", "LC_ALL", "HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "TZ")
 _PROXIES: Final = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+_SENDER: Final = tuple(module_command("penstock_gateway.notification_sender"))
 _log = structlog.get_logger("penstock.notify")
 
 
@@ -120,22 +121,28 @@ class TargetFolder:
             _log.warning("addresses_not_tidied", folder=str(self._folder), reason=error.strerror)
 
 
-def send(settings: GatewaySettings) -> Send:
-    """Return what sends by a process of its own, to where it may, and ends it where it takes too long."""
+def send(settings: GatewaySettings, command: Sequence[str] = _SENDER) -> Send:
+    """
+    Return what sends by a process of its own, to where it may, and ends it where it takes too long.
+
+    The process reads what is to be sent from a file and not from a pipe: one that ends before it has read it leaves a
+    pipe to which nobody can write.
+    """
     timeout_s = settings.notify_timeout_s
 
     async def sending(errand: Errand) -> str:
         errand = msgspec.structs.replace(errand, schemes=settings.notify_schemes, refused=settings.notify_refused)
-        process = await asyncio.create_subprocess_exec(
-            *module_command("penstock_gateway.notification_sender"),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            env=_environment(),
-        )
+        with _in_memory(msgspec.json.encode(errand)) as given:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=given,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+                env=_environment(),
+            )
         try:
             async with asyncio.timeout(timeout_s):
-                out, _ = await process.communicate(msgspec.json.encode(errand))
+                out, _ = await process.communicate()
             return msgspec.json.decode(out, type=SendOutcome).error
         except TimeoutError:
             return f"no answer within {timeout_s:g} s"
@@ -147,6 +154,14 @@ def send(settings: GatewaySettings) -> Send:
                 await process.wait()
 
     return sending
+
+
+def _in_memory(content: bytes) -> BinaryIO:
+    """Return a file with some content, from its beginning, which is in memory alone: an address has tokens in it."""
+    file = os.fdopen(os.memfd_create("errand", os.MFD_CLOEXEC), "w+b")
+    file.write(content)
+    file.seek(0)
+    return file
 
 
 def _environment() -> dict[str, str]:

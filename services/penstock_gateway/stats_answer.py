@@ -8,12 +8,13 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from penstock_cluster.allocations import Allocation
 from penstock_cluster.nodes import Node, taken_devices
 from penstock_gateway.answers import ReadModel
 from penstock_log import Job, JobState
 from penstock_log.totals import DeviceTime, PoolTotals
 from penstock_log.usage import RunReport, Usage, usage
-from penstock_log.views import DEVICE_STATES, PoolStatsView, StatsView
+from penstock_log.views import DEVICE_STATES, PILOT_ENDS, PILOT_STATES, AllocationStatsView, PoolStatsView, StatsView
 
 _STATES: Final = {
     JobState.PENDING: "pending",
@@ -42,7 +43,27 @@ def stats(model: ReadModel, last_seq: int) -> StatsView:
         states, devices = _of_nodes(nodes.get(name, ()), taken)
         view = PoolStatsView(pool=name, nodes=states, devices=devices, totals=totals.get(name, PoolTotals()))
         found.append(_with_jobs(model, view, open_jobs.get(name, ())))
-    return StatsView(pools=tuple(found), seq=model.seq, last_seq=last_seq, archived_jobs=state.archive.jobs)
+    return StatsView(
+        pools=tuple(found),
+        seq=model.seq,
+        last_seq=last_seq,
+        archived_jobs=state.archive.jobs,
+        allocations=tuple(_of_allocation(one) for _, one in sorted(state.allocations.by_name.items())),
+    )
+
+
+def _of_allocation(one: Allocation) -> AllocationStatsView:
+    pilots = dict.fromkeys(PILOT_STATES, 0)
+    for pilot in one.pilots.values():
+        pilots[pilot.state] += 1
+    return AllocationStatsView(
+        name=one.name,
+        pool=one.spec.pool,
+        pilots=pilots,
+        paused=bool(one.paused_s),
+        failures=one.failures,
+        ended={end: one.ends.get(end, 0) for end in PILOT_ENDS},
+    )
 
 
 def _with_jobs(model: ReadModel, view: PoolStatsView, jobs: Iterable[Job]) -> PoolStatsView:

@@ -74,6 +74,8 @@ from penstock_log import (
     PilotsPaused,
     PilotStarted,
     PilotSubmitted,
+    PilotWaits,
+    PilotWithdrawn,
     PolicySet,
     ReservationCancelled,
     ReservationMade,
@@ -136,8 +138,8 @@ def shared_subjects(job: Job) -> list[str]:
     pool = job.spec.pool
     of_sweep = [subjects.sweep(job.spec.parent)] if subjects.is_token(job.spec.parent) else []  # people name any
     shared = [subjects.rank(pool), subjects.round_(pool), subjects.scale(pool), subjects.policy(pool)]
-    aggregation = [subjects.aggregation(pool), subjects.AGGREGATOR_FACTS]
-    return [*shared, *aggregation, subjects.profile(key), *of_sweep]
+    others = [subjects.aggregation(pool), subjects.AGGREGATOR_FACTS, subjects.NODE_FACTS]
+    return [*shared, *others, subjects.profile(key), *of_sweep]
 
 
 def sentence(fact: RunMeasured | LaneChanged, kind: str) -> str:
@@ -276,7 +278,10 @@ class Timeline:
             case ReservationCancelled():
                 what = f"reservation {fact.reservation_id} of pool {fact.pool} is cancelled"
                 yield f"{what}{_by(fact.by)}{_because(fact.reason)}"
-            case NodeJoined() | NodeLeaving() | NodeLeft() | NodeDrained() | NodeResumed() | NodeRemoved():
+            case NodeLeaving():
+                if fact.node_id in self._nodes:
+                    yield f"its node {fact.node_id} begins to leave{_because(fact.reason)}"
+            case NodeJoined() | NodeLeft() | NodeDrained() | NodeResumed() | NodeRemoved():
                 return
             case DeviceFailed() | DeviceRecovered() | DeviceDrained() | DeviceResumed():
                 return
@@ -284,7 +289,7 @@ class Timeline:
                 return
             case AllocationAdded() | AllocationRemoved() | AllocationPaused() | AllocationResumed() | PilotsPaused():
                 return
-            case PilotPlanned() | PilotSubmitted() | PilotStarted() | PilotEnded():
+            case PilotPlanned() | PilotSubmitted() | PilotStarted() | PilotEnded() | PilotWaits() | PilotWithdrawn():
                 return
             case UserSet() | UserRemoved() | NodeTokenIssued() | NodeLoginIssued() | NodeLoginRevoked():
                 return

@@ -7,20 +7,20 @@ what one might suspect and what clears it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
-from itertools import islice, takewhile
+from itertools import takewhile
 from typing import Final, NamedTuple
 
 import msgspec
 
-from penstock_cluster.allocations import Allocation
 from penstock_gateway import dependencies, idle_runs, job_fit, job_sizes, time_limits
 from penstock_gateway.dependencies import begin_text
 from penstock_gateway.job_fit import NodeFit
 from penstock_gateway.job_history import device_names
 from penstock_gateway.machine import GatewayState
 from penstock_gateway.past_tables import PastJobs
+from penstock_gateway.pilot_outlooks import NO_NODE, PILOT, PilotOutlooks
 from penstock_log import ACTIVE, TERMINAL, Job, JobTable, Wait, workload
 from penstock_log.decision_facts import FOR_DEVICES
 from penstock_log.job_state import JobState
@@ -42,15 +42,11 @@ _ENDINGS: Final = {
     JobState.CANCELLED: "was cancelled",
 }
 
-_NEVER: Final = {"never_fits", "no_nodes", "node_down"}
-"""Causes of jobs that no node could start now, whatever ends."""
-_NO_PLACE: Final = {*_NEVER, "held", "dependency", "array", "begin", "reservation", "class_quota"}
+_NO_PLACE: Final = {*NO_NODE, PILOT, "held", "dependency", "array", "begin", "reservation", "class_quota"}
 """Causes with which it does not matter who stands before the job."""
 _AGED: Final = {"fairness", "reservation", "class_quota"}
 """Causes that may be others' by now."""
 _OF_THAT_MOMENT: Final = frozenset({"held", "dependency", "array", "begin", "backoff"})
-_MOST_PILOTS: Final = 2
-"""How many words about allocations an explanation has."""
 _RULED_OUT_FOR_DEVICES: Final = {"capacity", "gang", "order"}
 
 
@@ -68,17 +64,6 @@ def _with_parked(view: WhyView, job: Job) -> WhyView:
         return view
     where = f"its process is parked on {parked.node_id} ({gibibytes(parked.held_bytes)}), to go on without a load"
     return msgspec.structs.replace(view, evidence=f"{view.evidence}; {where}" if view.evidence else where)
-
-
-def _pilots(allocations: Iterable[Allocation], pool: str) -> Iterator[str]:
-    """Yield what keeps the pilots of a pool's allocations, which would bring nodes, as far as it is known."""
-    for one in allocations:
-        if one.spec.pool != pool or one.removed_s:
-            continue
-        if one.paused_s:
-            yield f"allocation {one.name} is paused" + (f": {one.paused_reason}" if one.paused_reason else "")
-        for pilot in islice((pilot for pilot in one.coming if pilot.waits and not pilot.started_s), 1):
-            yield f"pilot {pilot.id} waits: {pilot.waits}"
 
 
 def ruled_out_causes(
@@ -129,6 +114,7 @@ class WaitExplainer:
     def __init__(self, state: GatewayState, now_s: float, settings: MatcherSettings | None = None) -> None:
         self._state, self._now_s, self._settings = state, now_s, settings or MatcherSettings()
         self._fit = NodeFit(state.cluster)
+        self._outlooks = PilotOutlooks(state, now_s, self._settings)
         self._rules = cache(lambda pool: rules_of(state, pool, self._settings))
 
     def explain(self, job: Job) -> WhyView:
@@ -145,13 +131,7 @@ class WaitExplainer:
             resized=past.sizing.resizes[-1] if past.sizing is not None and past.sizing.resizes else None,
             freed=past.freed if job.state is JobState.PENDING else {},
         )
-        if job.state is not JobState.PENDING:
-            return view
-        view = _with_parked(self._of_waiting(job, view), job)
-        if view.cause not in FOR_DEVICES | _NEVER:
-            return view
-        pilots = _pilots(self._state.allocations.by_name.values(), job.spec.pool)
-        return msgspec.structs.replace(view, evidence="; ".join([view.evidence, *islice(pilots, _MOST_PILOTS)]))
+        return _with_parked(self._of_waiting(job, view), job) if job.state is JobState.PENDING else view
 
     def _of_waiting(self, job: Job, view: WhyView) -> WhyView:
         """Ask the matcher's round what would start the job, and what it does not wait for."""
@@ -164,6 +144,7 @@ class WaitExplainer:
         asks = unexplained or aged  # the round spoke of the first in the order alone; or others may be stopped by now
         if asks and (wait := what_if.wait_of(pool, job.id, self._now_s, rules)) is not None:
             view = msgspec.structs.replace(view, cause=wait.cause, evidence=wait.evidence, remedy=wait.remedy)
+        view = self._outlooks.told(view, job.spec)
         best = Alternatives(pool, self._now_s, rules).best(job)
         rank = self._rank(job, pool) if view.cause not in _NO_PLACE else None
         borrowers = borrowers_of(pool, self._now_s, rules) if in_force.quotas else ()
@@ -189,8 +170,10 @@ class WaitExplainer:
         if job.state is not JobState.PENDING:
             return ""
         if job.startable and job.not_before_s <= self._now_s and (wait := self._explained(job)) is not None:
-            return wait.cause  # of thousands of jobs, nobody reads the evidence
-        return self.waiting(job).cause
+            found: str = wait.cause  # of thousands of jobs, nobody reads the evidence
+        else:
+            found = self.waiting(job).cause
+        return PILOT if found in NO_NODE and self._outlooks.may_come(job.spec) else found
 
     def _present_cause(self, job: Job) -> StateCause:
         if job.state in TERMINAL:
@@ -257,7 +240,7 @@ class WaitExplainer:
         key = pool.index.entries[job.id].key
         before = pool.index.ranked(takewhile(lambda other: other < key, pool.index.waiting))
         jobs = (ranked.job for ranked in before if not ranked.sample and may_start(ranked.job, self._now_s))
-        return RankView(queue=own.queue, ahead=sum(self.cause(other) not in _NEVER for other in jobs))
+        return RankView(queue=own.queue, ahead=sum(self.cause(other) not in {*NO_NODE, PILOT} for other in jobs))
 
 
 def _own(state: GatewayState, job: Job, now_s: float) -> StateCause | None:
@@ -330,7 +313,7 @@ def _fairness(pool: PoolView, rules: RoundRules) -> str:
 def _what_it_asks_for(job: Job, cause: str, pool: PoolView) -> Iterator[str]:
     spec, idle, whole = job.spec, pool.index.free, pool.index.whole
     most = max(whole.kinds(spec).values(), default=0)
-    if cause not in _NEVER and most >= spec.gpus:
+    if cause not in NO_NODE and most >= spec.gpus:
         there = f"there {'is' if most == 1 else 'are'} {most}"
         yield f"not its size: it asks for {count(spec.gpus, 'device')}, and {there} of one kind that it accepts"
     if (

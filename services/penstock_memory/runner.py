@@ -19,7 +19,7 @@ from penstock_bus.port import BusError, Endpoint, Reply, Request, ServiceError
 from penstock_bus.service_folder import MEMORY_SOCKET, alone_in, path_in
 from penstock_bus.settings import SettingsError
 from penstock_bus.shell import Shell
-from penstock_cluster.host_limits import host_name
+from penstock_cluster.host_limits import node_id_of
 from penstock_log import subjects
 from penstock_log.memory_messages import (
     RENEW_S,
@@ -62,7 +62,7 @@ async def run(shell: Shell, settings: MemorySettings) -> None:
 
     shell.examine = examine
     address = await asyncio.to_thread(reachable_address, shell.url, settings.address, "memory")
-    node_id = settings.node_id or host_name()
+    node_id = node_id_of(settings.node_id)
     with alone_in(settings.data_dir, "memory agent", AgentError) as data:
         data.chmod(_PASSABLE)  # clients are other accounts; what is in it is closed each by itself
         await claim_name(shell, node_id)

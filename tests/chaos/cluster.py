@@ -150,7 +150,9 @@ class Cluster:
     def admin(self) -> AbstractAsyncContextManager[NatsBus]:
         """Connect past all proxies, as who may do everything."""
         servers = self._servers
-        return connect(servers.url, login=servers.logins[ADMIN], name="chaos", limits=servers.limits)
+        return connect(
+            servers.url, login=servers.logins[ADMIN], name="chaos", limits=servers.limits, connect_timeout_s=10.0
+        )
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[Bus]:

@@ -31,7 +31,8 @@ def write_guide_code(folder: Path) -> None:
 @pytest.mark.slow
 def test_the_skeleton_passes_its_own_test(tmp_path):
     write_service("notifier", tmp_path)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    own = f"--basetemp={tmp_path / 'pytest'}"  # beside ours, or it would close our folders to other users again
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", own]
     run = subprocess.run(command, cwd=tmp_path / "notifier", capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
 

@@ -26,6 +26,7 @@ from penstock_log import (
     PilotsPaused,
     PilotStarted,
     PilotSubmitted,
+    PilotWithdrawn,
     Placement,
     RoundDecided,
     Slot,
@@ -107,16 +108,51 @@ def test_there_are_never_more_pilots_than_the_most() -> None:
 
 def test_no_pilot_is_planned_for_a_job_that_would_not_run_on_it() -> None:
     assert known().given(job("j", kinds=("slow",))).settle() == []
-    assert known().given(job("j", gpus=3)).settle() == []
+    assert known(max_pilots=4, backlog=9).given(job("j", gpus=9)).settle() == [], "four pilots have eight devices"
+
+
+def test_a_gang_that_one_pilot_does_not_hold_gets_as_many_as_hold_it() -> None:
+    assert planned(known(backlog=9, max_pilots=9).given(job("j", gpus=5), job("k")).settle()) == [
+        "lab-2",
+        "lab-3",
+        "lab-4",
+    ]
+    assert planned(known(backlog=2).given(job("j", gpus=3)).settle()) == ["lab-2", "lab-3"]
+    assert known(backlog=9, max_pilots=2).given(job("j", gpus=5)).settle() == [], "two pilots have four devices"
+
+
+def test_a_gang_of_more_pilots_than_may_wait_gets_one_after_the_other() -> None:
+    one = known(backlog=1).given(job("j", gpus=3))
+    assert planned(one.settle()) == ["lab-2"]
+    one.given(submitted("lab-2"), PilotStarted(name="lab", pilot_id="lab-2", at_s=11.0)).at(12.0)
+    assert planned(one.settle()) == ["lab-3"]
+    one.given(submitted("lab-3"), PilotStarted(name="lab", pilot_id="lab-3", at_s=13.0)).at(14.0)
+    assert one.settle() == []
+
+
+def test_a_gang_brings_the_first_pilot_though_nobody_knows_what_it_has() -> None:
+    assert planned(allocator().given(added(), job("j", gpus=4)).at(5.0).settle()) == ["lab-1"]
+    assert planned(allocator().given(added(nodes=2), job("j", gpus=4, kinds=("a100",))).at(5.0).settle()) == ["lab-1"]
+
+
+def test_what_is_asked_of_slurm_says_how_many_devices_the_first_pilots_have() -> None:
+    options = ("--partition=gpu", "--gres=gpu:2")
+    jobs = [job(f"j{n}") for n in range(20)]
+    one = allocator().given(added(options=options, backlog=9, max_pilots=9), *jobs[:3]).at(5.0)
+    assert planned(one.settle()) == ["lab-1", "lab-2"]
+    many = allocator().given(added(options=options, backlog=9, max_pilots=9), *jobs).at(5.0)
+    assert planned(many.settle()) == ["lab-1", "lab-2", "lab-3"], "no more than may fail before it is paused"
+    gang = allocator().given(added(options=options), job("j", gpus=4)).at(5.0)
+    assert planned(gang.settle()) == ["lab-1", "lab-2"]
 
 
 def test_each_gang_that_fills_a_pilot_gets_one() -> None:
     assert planned(known(backlog=9).given(job("j", gpus=2), job("k", gpus=2)).settle()) == ["lab-2", "lab-3"]
 
 
-def test_a_gang_over_the_nodes_of_a_pilot_gets_one_and_a_larger_one_gets_none() -> None:
+def test_a_gang_over_the_nodes_of_a_pilot_gets_one_and_one_too_large_for_all_gets_none() -> None:
     assert planned(known(nodes=2, backlog=9).given(job("j", gpus=4)).settle()) == ["lab-2"]
-    assert known(nodes=2, backlog=9).given(job("j", gpus=5)).settle() == []
+    assert known(nodes=2, max_pilots=1).given(job("j", gpus=5)).settle() == []
 
 
 @pytest.mark.parametrize("jobs", range(1, 20))
@@ -299,12 +335,131 @@ def test_a_look_for_many_pilots_tries_few_rounds(monkeypatch: pytest.MonkeyPatch
     assert len(made) <= 14
 
 
+@pytest.mark.parametrize(("max_pilots", "wait_s"), [(2, 1.0), (400, 4.02), (1_000, 10.0)])
+def test_a_small_pool_is_looked_at_more_often_than_a_large_one(max_pilots: int, wait_s: float) -> None:
+    spec = AllocationSpec(provider="slurm", max_pilots=max_pilots)
+    one = Scenario(decider(AllocatorSettings(look_s=10.0))).given(AllocationAdded(name="lab", spec=spec, at_s=0.0))
+    assert planned(one.given(job("j")).at(5.0).settle()) == ["lab-1"]
+    one.given(submitted("lab-1", 5.0), *joined("lab-1", 5.0, fast=1), job("k"))
+    assert one.state.looks["lab"].at_s == 5.0
+    one.at(5.1).then()
+    one.then_wakes_at(pytest.approx(5.0 + wait_s, abs=0.02))
+
+
 def test_two_thousand_jobs_ask_for_no_more_pilots_than_the_backlog() -> None:
     one = known(backlog=2, max_pilots=100)
     for number in range(2_000):  # a fold checks each of them; more take no other way
         one.fold.apply(delivery(one.fold.last_seq + 1, job(f"j{number}")))
     decision = one.decider.decide(one.state, 10.0)
     assert len(planned([fact for proposal in decision.proposals for fact in proposal.facts])) == 2
+
+
+def withdrawn(facts: list[AnyEvent]) -> list[str]:
+    return [fact.pilot_id for fact in facts if isinstance(fact, PilotWithdrawn)]
+
+
+def waiting_for(*jobs: str, **fields: Any) -> Allocator:
+    """Return an allocator with a pilot in the provider's queue for each job, which fills one."""
+    one = known(backlog=9, **fields).given(*(job(name, gpus=2) for name in jobs))
+    found = planned(one.settle())
+    assert len(found) == len(jobs)
+    return one.given(*(submitted(pilot_id) for pilot_id in found))
+
+
+def cancelled(*jobs: str, at_s: float) -> list[JobCancelled]:
+    return [JobCancelled(job_id=name, at_s=at_s) for name in jobs]
+
+
+def test_a_pilot_that_waits_is_withdrawn_once_no_job_would_run_on_it_for_a_while() -> None:
+    one = waiting_for("j").given(*cancelled("j", at_s=20.0)).at(20.0)
+    one.then().then_wakes_at(25.0)
+    one.at(25.0).then().then_wakes_at(85.0)
+    assert one.at(84.0).settle() == []
+    [fact] = one.at(85.0).settle()
+    assert withdrawn([fact]) == ["lab-2"]
+    assert one.at(1e6).settle() == []
+
+
+def test_the_pilots_that_came_last_are_withdrawn_first_and_as_many_stay_as_jobs_are_left() -> None:
+    one = waiting_for("j", "k", "l").given(*cancelled("j", "l", at_s=20.0)).at(25.0)
+    one.settle()
+    assert withdrawn(one.at(85.0).settle()) == ["lab-3", "lab-4"]
+    assert one.at(1e6).settle() == []
+
+
+def test_a_pilot_whose_job_runs_elsewhere_by_now_is_withdrawn() -> None:
+    one = waiting_for("j").given(node("own", fast=2)).at(25.0)
+    one.settle()
+    assert withdrawn(one.at(85.0).settle()) == ["lab-2"]
+
+
+def test_jobs_that_come_again_in_time_keep_the_pilot_and_the_time_begins_anew() -> None:
+    one = waiting_for("j").given(*cancelled("j", at_s=20.0)).at(25.0)
+    one.settle()
+    one.given(job("k", gpus=2)).at(50.0)
+    assert one.settle() == []
+    one.given(*cancelled("k", at_s=66.0)).at(66.0)
+    assert one.settle() == []
+    assert one.at(125.0).settle() == []
+    assert withdrawn(one.at(126.0).settle()) == ["lab-2"]
+
+
+def test_a_job_that_comes_in_the_last_moment_keeps_the_pilot() -> None:
+    one = waiting_for("j").given(*cancelled("j", at_s=20.0)).at(25.0)
+    one.settle()
+    one.given(job("k", gpus=2))
+    assert one.at(85.0).settle() == []
+    assert one.at(1e6).settle() == []
+
+
+def test_a_withdrawn_pilot_is_not_on_its_way_for_a_job_that_comes_later() -> None:
+    one = waiting_for("j").given(*cancelled("j", at_s=20.0)).at(25.0)
+    one.settle()
+    one.at(85.0).settle()
+    assert planned(one.given(job("k", gpus=2)).at(86.0).settle()) == ["lab-3"]
+
+
+def test_pilots_that_have_started_or_are_kept_are_not_withdrawn() -> None:
+    one = waiting_for("j").given(*cancelled("j", at_s=20.0), PilotStarted(name="lab", pilot_id="lab-2", at_s=21.0))
+    assert one.at(1e6).settle() == []
+    kept = waiting_for("j", min_pilots=1).given(*cancelled("j", at_s=20.0)).at(20.0)
+    assert kept.settle() == []
+    assert kept.at(1e6).settle() == []
+
+
+def test_a_paused_allocation_withdraws_what_waits_for_nothing() -> None:
+    one = waiting_for("j").given(*cancelled("j", at_s=20.0), AllocationPaused(name="lab", at_s=20.0)).at(25.0)
+    one.settle()
+    assert withdrawn(one.at(85.0).settle()) == ["lab-2"]
+
+
+def test_of_two_allocations_that_wait_for_one_job_one_keeps_its_pilot() -> None:
+    one = allocator().given(added("a", kinds=("fast",), gpus=2), added("b", kinds=("fast",), gpus=2))
+    for name in ("a", "b"):
+        one.given(PilotPlanned(name=name, pilot_id=f"{name}-1", at_s=1.0), submitted(f"{name}-1"))
+    one.given(job("j", gpus=2)).at(10.0)
+    assert one.settle() == []
+    assert withdrawn(one.at(70.0).settle()) == ["a-1"]
+    assert one.at(1e6).settle() == []
+
+
+def test_the_first_pilot_of_which_nothing_is_known_stays_while_any_job_waits_that_it_may_hold() -> None:
+    one = allocator().given(added(), job("j", gpus=3, kinds=("a100",))).at(5.0)
+    assert planned(one.settle()) == ["lab-1"]
+    one.given(submitted("lab-1"))
+    assert one.at(1e6).settle() == []
+    one.given(*cancelled("j", at_s=1e6))
+    assert one.at(1e6 + 15.0).settle() == []
+    assert withdrawn(one.at(1e6 + 75.0).settle()) == ["lab-1"]
+
+
+def test_no_pilot_is_withdrawn_while_a_gang_waits_that_all_pilots_would_hold() -> None:
+    for gpus, gone in ((8, []), (10, ["lab-2"])):
+        one = known(backlog=1).given(job("gang", gpus=8))
+        assert planned(one.settle()) == ["lab-2"]
+        one.given(submitted("lab-2"), job("other", gpus=gpus), *cancelled("gang", at_s=20.0)).at(25.0)
+        one.settle()
+        assert withdrawn(one.at(85.0).settle()) == gone
 
 
 def test_a_job_of_an_image_brings_a_pod_of_that_image_and_no_other() -> None:

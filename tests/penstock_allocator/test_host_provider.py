@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from penstock_allocator.pilot_script import PilotFolder
 from penstock_allocator.providers import HostProvider, ProviderSilent, SubmissionRefused
@@ -110,3 +112,16 @@ async def test_a_host_that_is_not_reached_keeps_no_pilot_from_another(
     assert (found["p"].state, found["q"].state) == ("running", "silent")
     assert "No route to host" in found["q"].reason
     await provider.cancel(found["p"], place)
+
+
+@pytest.mark.slow
+def test_a_pilot_that_runs_on_keeps_nobody_waiting_under_the_loop_of_the_services(tmp_path: Path) -> None:
+    place = pilot(tmp_path, "sleep 600")
+    provider = HostProvider(over_ssh=False)
+
+    async def begin() -> None:
+        await asyncio.wait_for(provider.submit(LOCAL, "p", place, ()), 30.0)
+        await provider.cancel((await provider.list_jobs({"p": place}))["p"], place)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(begin())

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from kube_server import GPUS, NAMESPACE, Key, KubeServer, Object
+from kube_server import GPUS, NAMESPACE, Key, KubeServer, Object, Refused
 
 from penstock_allocator.pilot_script import PilotFolder, write_pilot
 from penstock_allocator.providers import KubernetesProvider, ProviderJob, ProviderSilent, SubmissionRefused
@@ -243,6 +243,23 @@ async def test_a_pod_that_is_evicted_or_deleted_is_told_as_that(server: KubeServ
         await lab.until("running")
         server.delete(lab.pod(), 0)
         await lab.until("cancelled", "it was evicted, as by a drain of its node")
+
+
+async def test_a_pilot_that_is_withdrawn_stays_if_its_pod_has_started_by_then(
+    server: KubeServer, tmp_path: Path
+) -> None:
+    async with pilots(tmp_path) as lab:
+        for number in (1, 2, 3):
+            await lab.submit(number)
+        waiting = await lab.until("waiting", number=3)
+        ran(server, lab.pod(1), {"running": {}}, phase="Running")
+        await lab.provider.cancel(await lab.until("running"), lab.place(1), only_waiting=True)
+        await lab.provider.cancel(waiting, lab.place(3), only_waiting=True)
+        await lab.provider.cancel(waiting, lab.place(3), only_waiting=True)  # it is there no more
+        assert {pod["metadata"]["name"] for pod in server.pods()} == {lab.pod(1).name, lab.pod(2).name}
+        seen = {"preconditions": {"resourceVersion": "1"}}
+        with pytest.raises(Refused, match="resourceVersion in the precondition is 1"):
+            server.answer("DELETE", f"/api/v1/namespaces/lab/pods/{lab.pod(2).name}", seen, "admin")
 
 
 async def test_a_pod_of_a_node_that_does_not_answer_is_given_up(server: KubeServer, tmp_path: Path) -> None:

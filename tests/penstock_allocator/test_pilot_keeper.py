@@ -29,11 +29,14 @@ from penstock_log import (
     AllocationSpec,
     AnyEvent,
     Commit,
+    JobCancelled,
     PilotEnded,
     PilotPlanned,
     PilotsPaused,
     PilotStarted,
     PilotSubmitted,
+    PilotWaits,
+    PilotWithdrawn,
     subjects,
 )
 from penstock_testing import eventually, subject_of
@@ -68,8 +71,10 @@ class FakeProvider:
         self._answer()
         return {name: found for name, found in self.jobs.items() if name in pilots}
 
-    async def cancel(self, one: ProviderJob, _place: PilotFolder) -> None:
+    async def cancel(self, one: ProviderJob, _place: PilotFolder, *, only_waiting: bool = False) -> None:
         self._answer()
+        if only_waiting and one.state != "waiting":
+            return
         self.cancelled.append(one.id)
         self.jobs = {name: found for name, found in self.jobs.items() if found.id != one.id}
 
@@ -186,6 +191,16 @@ async def test_a_planned_pilot_is_submitted_once_and_followed_to_its_end(
     assert not (tmp_path / "pilots" / "lab-1" / "token").exists()
 
 
+async def test_a_pilot_that_starts_at_once_is_seen_to_start_long_before_the_next_regular_look(
+    memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path
+) -> None:
+    async with allocator(memory_bus, tmp_path, poll_s=3_600.0):
+        await tell(memory_bus, ADDED, job("j"))
+        await eventually(count_of(memory_bus, PilotSubmitted, 1))
+        provider.move("running")
+        await eventually(count_of(memory_bus, PilotStarted, 1))
+
+
 async def test_a_pilot_that_an_earlier_allocator_has_submitted_is_adopted(
     memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path
 ) -> None:
@@ -201,16 +216,31 @@ async def test_a_pilot_that_an_earlier_allocator_has_submitted_is_adopted(
 async def test_nothing_is_concluded_while_the_provider_does_not_answer(
     memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path
 ) -> None:
-    async with allocator(memory_bus, tmp_path):
+    async with allocator(memory_bus, tmp_path) as shell:
         await tell(memory_bus, ADDED, job("j"))
         await eventually(count_of(memory_bus, PilotSubmitted, 1))
+        assert not shell.vitals.note
         provider.silent, provider.jobs = True, {}
         await tell(memory_bus, job("k"), job("l"))
         await asked_twice_more(provider)
         assert not await told(memory_bus, PilotEnded)
+        assert shell.vitals.note == "gets no answer about pilots of lab: no controller"
         provider.silent = False
+        await eventually(lambda: not shell.vitals.note)
         await eventually(count_of(memory_bus, PilotEnded, 1))
     assert len(provider.submissions) <= 3
+
+
+async def test_nobody_is_told_of_a_silence_that_matters_to_no_pilot_any_more(
+    memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path
+) -> None:
+    provider.silent = True
+    async with allocator(memory_bus, tmp_path) as shell:
+        await tell(memory_bus, ADDED, job("j"))
+        await eventually(lambda: bool(shell.vitals.note))
+        ended = PilotEnded(name="lab", pilot_id="lab-1", state="cancelled", at_s=3.0)
+        await tell(memory_bus, AllocationRemoved(name="lab", at_s=2.0), ended)
+        await eventually(lambda: not shell.vitals.note)
 
 
 async def test_refused_submissions_pause_the_allocation_and_are_not_repeated(
@@ -315,18 +345,54 @@ async def test_a_pilot_that_is_stuck_is_cancelled_and_has_failed(
     assert len(provider.submissions) == 1
 
 
-async def test_what_a_pilot_waits_for_is_told_once_though_the_words_change(
+async def test_a_pilot_whose_job_is_cancelled_while_it_waits_is_taken_back_from_the_provider(
+    memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path
+) -> None:
+    async with issuing(memory_bus) as issuer, alone(memory_bus, tmp_path, withdraw_s=0.02):
+        await tell(memory_bus, ADDED, job("j"))
+        await eventually(count_of(memory_bus, PilotSubmitted, 1))
+        await tell(memory_bus, JobCancelled(job_id="j", at_s=2.0))
+        await eventually(count_of(memory_bus, PilotEnded, 1))
+        assert (provider.cancelled, issuer.revoked) == (["1"], 1)
+    [end] = await told(memory_bus, PilotEnded)
+    assert (end.state, end.reason) == ("cancelled", "no job would run on it any more")  # type: ignore[union-attr]
+
+
+async def test_a_withdrawn_pilot_that_has_started_by_then_goes_on(
+    memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path
+) -> None:
+    async with allocator(memory_bus, tmp_path, poll_s=60.0):
+        await tell(memory_bus, ADDED, job("j"))
+        await eventually(count_of(memory_bus, PilotSubmitted, 1))
+        provider.move("running")
+        await tell(memory_bus, PilotWithdrawn(name="lab", pilot_id="lab-1", at_s=2.0))
+        await eventually(count_of(memory_bus, PilotStarted, 1))
+        await asked_twice_more(provider)
+        assert not provider.cancelled
+
+
+async def test_a_withdrawn_pilot_that_was_never_submitted_is_not_submitted_any_more(
+    memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path
+) -> None:
+    planned = PilotPlanned(name="lab", pilot_id="lab-1", at_s=2.0)
+    await tell(memory_bus, ADDED, planned, PilotWithdrawn(name="lab", pilot_id="lab-1", at_s=3.0))
+    async with allocator(memory_bus, tmp_path):
+        await eventually(count_of(memory_bus, PilotEnded, 1))
+    assert not provider.submissions
+
+
+async def test_why_a_pilot_waits_is_noted_once_and_not_at_each_look(
     memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path
 ) -> None:
     async with allocator(memory_bus, tmp_path):
         await tell(memory_bus, ADDED, job("j"))
         await eventually(count_of(memory_bus, PilotSubmitted, 1))
-        for number in (3, 4):
-            said = f"{number} nodes are full"
-            provider.jobs = {name: one._replace(reason=said) for name, one in provider.jobs.items()}
-            await asked_twice_more(provider)
-    facts = await told(memory_bus, PilotSubmitted)
-    assert [fact.waits for fact in facts] == ["", "3 nodes are full"]  # type: ignore[union-attr]
+        provider.jobs = {name: found._replace(reason="Resources") for name, found in provider.jobs.items()}
+        await eventually(count_of(memory_bus, PilotWaits, 1))
+        provider.jobs = {name: found._replace(reason="Priority") for name, found in provider.jobs.items()}
+        await asked_twice_more(provider)
+        await asked_twice_more(provider)
+    assert [fact.reason for fact in await told(memory_bus, PilotWaits)] == ["Resources"]  # type: ignore[union-attr]
 
 
 async def test_what_an_ended_pilot_has_left_at_its_provider_is_cleared(

@@ -33,6 +33,12 @@ def test_the_scripts_are_shell(spec: AllocationSpec, tmp_path: Path) -> None:
         assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
 
 
+@pytest.mark.parametrize("agents", [False, True])
+def test_agents_run_beside_the_executor_where_the_allocation_says_so(agents: bool, tmp_path: Path) -> None:
+    allocation = Allocation(name="lab", spec=AllocationSpec(provider="slurm", agents=agents), added_s=1.0)
+    assert ("--executor-only" in node_script(place(tmp_path), allocation, "lab-1")) is not agents
+
+
 def test_the_token_is_its_owners_alone_and_no_script_has_it(tmp_path: Path) -> None:
     allocation = Allocation(name="lab", spec=AllocationSpec(provider="slurm"), added_s=1.0)
     write_pilot(place(tmp_path), allocation, "lab-1", "penstock-node-secret")

@@ -65,6 +65,18 @@ async def test_a_file_says_that_a_replica_is_ready_as_long_as_it_is(memory_bus: 
         await eventually(lambda: not file.exists())
 
 
+async def test_another_file_says_that_it_lives_whether_it_is_ready_or_not(
+    memory_bus: MemoryBus, tmp_path: Path
+) -> None:
+    file = tmp_path / "live"
+    shell = Shell(memory_bus, "matcher", "r1", live_file=file)
+    async with shell.serving():
+        await eventually(file.exists)
+        os.utime(file, (0, 0))
+        await eventually(lambda: file.stat().st_mtime > 0)
+        assert not shell.vitals.ready
+
+
 async def test_it_speaks_for_no_other_replica(tmp_path: Path) -> None:
     server, file = MemoryServer(), tmp_path / "ready"
     first = Shell(MemoryBus(server), "matcher", "r1", ready_file=file)

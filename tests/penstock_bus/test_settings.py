@@ -127,6 +127,8 @@ def test_a_file_that_cannot_say_ready_is_named(tmp_path: Path) -> None:
     nowhere = tmp_path / "missing" / "ready"
     with pytest.raises(SettingsError, match=r"PENSTOCK_READY_FILE names .*/missing/ready, which cannot be written"):
         BusAddress(ready_file=str(nowhere)).fresh_ready_file()
+    with pytest.raises(SettingsError, match=r"PENSTOCK_LIVE_FILE names .*/missing/ready, which cannot be written"):
+        BusAddress(live_file=str(nowhere)).fresh_live_file()
 
 
 @pytest.mark.parametrize("text", ["replicas = " + "1" * 5_000, "pools = " + "[" * 200_000, "\x00", "a = 1\na = 2"])

@@ -8,8 +8,9 @@ import pytest
 from fake_nvml import GIB, FakeGpu, FakeNvml, FakeProcess, four_gpus
 
 from penstock_cluster import DeviceError, DeviceSurvey
-from penstock_cluster.cuda_backend import PIPE_DIRECTORY, CudaBackend, NvmlLibrary, running
+from penstock_cluster.cuda_backend import PIPE_DIRECTORY, CudaBackend, running
 from penstock_cluster.host_backends import EmulatedBackend
+from penstock_cluster.nvml import NvmlLibrary
 
 
 @pytest.fixture(autouse=True)

@@ -69,6 +69,19 @@ def test_a_process_finds_where_to_begin_and_whether_to_save_at_its_end(tmp_path:
     assert not {AgentEnv.BEGIN_DIR, AgentEnv.SAVE_AT_END} & found().keys()
 
 
+def test_a_process_finds_how_many_runs_began_before_and_how_long_they_ran_whatever_the_epoch(tmp_path: Path):
+    site = environment.LaunchSite(node_id="n1", devices=(), socket="s", checkpoints=tmp_path, cwd="")
+    placement = Placement(job_id="b", epoch=4, kind="cpu", slots=(Slot(node_id="n1", devices=(0,)),))
+
+    def found(**fields: object) -> tuple[str, str]:
+        job = Job(id="b", spec=spec("b"), submitted_s=0.0, placement=placement, executed_s=12.5, **fields)
+        env = environment.environment_of(job, environment.members(placement, "device")[0], site, {})
+        return env[AgentEnv.STARTS], env[AgentEnv.EXECUTED_S]
+
+    assert found(attempts=2) == ("2", "12.500")
+    assert found(attempts=3, started_s=20.0) == ("2", "12.500")  # this run has begun on another node already
+
+
 def test_a_process_finds_its_nodes_aggregation_agent_by_a_token_of_its_run_and_a_sample_finds_none(tmp_path: Path):
     site = environment.LaunchSite(
         node_id="n1",

@@ -17,7 +17,7 @@ from penstock_bus import Append, Bus, Delivery, Gathering, ServiceError
 from penstock_bus.memory import MemoryBus, MemoryServer
 from penstock_gateway import log_reader, queries, story
 from penstock_gateway.machine import GatewaySettings
-from penstock_log import Commit, Job, JobSpec, RoundDecided, Wait, subjects
+from penstock_log import Commit, Job, JobSpec, NodeLeaving, RoundDecided, Wait, subjects
 from penstock_testing import eventually
 
 JOB = {"name": "mnist", "command": ["python", "train.py"]}
@@ -182,6 +182,21 @@ async def test_the_story_of_a_job_says_that_its_node_was_lost(memory_bus: Memory
         lines = [line["text"] for line in (await served.query("story", {"id": "j1"}))["lines"]]
         assert lines[-2:] == [
             "lost with its node n1, which was no longer heard of",
+            "placed on n2/fast0 (run 2)",
+        ]
+
+
+async def test_the_story_of_a_job_says_that_its_node_leaves_and_nothing_of_others(bus: Bus) -> None:
+    async with gateway(bus, joined(), joined("n2")) as served:
+        leaving = (NodeLeaving(node_id=name, reason="shutdown", at_s=NOW_S + 4) for name in ("n2", "n1"))
+        end = ended("j1", "preempted", reason="node n1 is shutting down")
+        again = placed("j1", epoch=2, node="n2", at_s=NOW_S + 9)
+        await served.told(submitted("j1"), placed("j1"), started("j1"), *leaving, end, again)
+        lines = [line["text"] for line in (await served.query("story", {"id": "j1"}))["lines"]]
+        assert lines[2:] == [
+            "started on n1",
+            "its node n1 begins to leave: shutdown",
+            "run preempted on n1: node n1 is shutting down",
             "placed on n2/fast0 (run 2)",
         ]
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import uvloop
 from gateway_cases import NOW_S, PATIENCE_S, gateway, refusal, submitted, sweep_spec
 from gateway_cases import spec as job_spec
 from message_servers import webhook
@@ -219,6 +221,21 @@ async def test_no_message_goes_to_a_network_that_is_refused_whatever_name_leads_
         error = await send(GatewaySettings(notify_timeout_s=60.0))(errand(f"json://localhost:{hook.port}"))
         assert "notify_refused" in error
         assert hook.tries == 0
+
+
+def test_a_sender_that_ends_before_it_has_read_its_errand_is_told_as_one_that_failed() -> None:
+    async def errors() -> set[str]:
+        sending = send(GatewaySettings(), ["false"])
+        return {await sending(errand("json://lab.invalid", body="x" * size)) for size in [0, 100, 100_000] * 20}
+
+    assert uvloop.run(errors()) == {"the sending program ended with exit code 1"}  # on which services run
+
+
+async def test_a_sender_reads_its_errand_from_the_beginning_and_the_address_is_in_no_file() -> None:
+    shown = 'import sys; print(sys.stdin.read(9), end=""); import os; sys.exit(os.fstat(0).st_nlink)'
+    assert await send(GatewaySettings(), [sys.executable, "-c", shown])(errand("json://lab.invalid")) == (
+        "the sending program ended with exit code 0"
+    )
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:80", "localhost", "[::1]:80", "127.9.9.9"])

@@ -92,6 +92,8 @@ def logs() -> Iterator[Any]:
     for seed in range(3):
         facts = [joined("n1"), joined("n2"), *RandomHistory(seed).facts(200)]
         yield pytest.param([delivery(seq, fact) for seq, fact in enumerate(facts, 1)], id=f"random {seed}")
+    facts = [joined("n1"), joined("n2"), *RandomHistory(3, pilots=True).facts(200)]
+    yield pytest.param([delivery(seq, fact) for seq, fact in enumerate(facts, 1)], id="random pilots")
 
 
 def written(folder: Path, log: Sequence[Delivery], every: int) -> SnapshotFile:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from log_state import read_wire
 
 from penstock_bus.memory import MemoryBus
+from penstock_dashboard import cluster_metrics
 from penstock_gateway import machine
 from penstock_gateway.answers import ReadModel
 from penstock_gateway.machine import GatewayState
@@ -18,6 +19,8 @@ from penstock_gateway.stats_answer import stats
 from penstock_gateway.totals_fold import TotalsRecord
 from penstock_log import (
     ARCHIVE,
+    AllocationAdded,
+    AllocationSpec,
     DeviceFailed,
     JobCancelled,
     JobHeld,
@@ -26,6 +29,11 @@ from penstock_log import (
     JobUnblocked,
     NodeDrained,
     NodeLeft,
+    PilotEnded,
+    PilotPlanned,
+    PilotsPaused,
+    PilotStarted,
+    PilotSubmitted,
     ProfileSample,
     RoundDecided,
     SamplesRequested,
@@ -198,6 +206,30 @@ def test_devices_and_nodes_are_counted_by_state():
 
 def test_an_empty_cluster_has_no_pools():
     assert stats(ReadModel(state=GatewayState(), now_s=NOW_S, seq=0), 0) == StatsView(pools=(), seq=0, last_seq=0)
+
+
+def test_pilots_are_counted_by_state_and_by_how_they_ended():
+    lab = AllocationAdded(name="lab", spec=AllocationSpec(provider="slurm", pool="gpu"), at_s=NOW_S)
+    plans = [PilotPlanned(name="lab", pilot_id=f"lab-{n}", at_s=NOW_S) for n in range(1, 6)]
+    told = [PilotSubmitted(name="lab", pilot_id=f"lab-{n}", provider_id="1", at_s=NOW_S) for n in range(1, 4)]
+    ends = [
+        PilotEnded(name="lab", pilot_id="lab-4", state="refused", reason="no account", at_s=NOW_S),
+        PilotsPaused(name="lab", failures=1, reason="no account", at_s=NOW_S),
+    ]
+    begun = PilotStarted(name="lab", pilot_id="lab-1", at_s=NOW_S)
+    state = folded(lab, *plans, *told, begun, *ends)
+    [found] = stats(ReadModel(state=state, now_s=NOW_S, seq=7), 9).allocations
+    assert (found.name, found.pool, found.paused, found.failures) == ("lab", "gpu", True, 1)
+    assert found.pilots == {"planned": 1, "waiting": 2, "starting": 1, "running": 0}
+    assert found.ended == {"finished": 0, "cancelled": 0, "failed": 0, "refused": 1, "lost": 0}
+    metrics = {
+        family.name: family for family in cluster_metrics.of_stats(stats(ReadModel(state=state, now_s=NOW_S, seq=7), 9))
+    }
+    shown = {tuple(one.labels.values()): one.value for one in metrics["penstock_pilots"].samples}
+    assert shown["gpu", "lab", "waiting"] == 2
+    assert [one.value for one in metrics["penstock_allocation_paused"].samples] == [1]
+    refused = [one.value for one in metrics["penstock_pilots_ended"].samples if one.labels["end"] == "refused"]
+    assert refused == [1]
 
 
 def life(job_id: str, at_s: float, **fields) -> list:

@@ -10,9 +10,6 @@ from penstock_gateway import machine
 from penstock_gateway.machine import GatewaySettings
 from penstock_gateway.why import UNDECIDED, WaitExplainer
 from penstock_log import (
-    AllocationAdded,
-    AllocationPaused,
-    AllocationSpec,
     DeviceDrained,
     DeviceFailed,
     JobCancelled,
@@ -20,16 +17,12 @@ from penstock_log import (
     KindSpeed,
     MemoryNeed,
     NodeDrained,
-    PilotPlanned,
-    PilotsPaused,
-    PilotSubmitted,
     ProfileSample,
     SamplesRequested,
     Wait,
     WorkloadProfiled,
     workload,
 )
-from penstock_log.allocation_spec import PodOptions
 from penstock_log.views import WhyView
 from penstock_scheduler.pool.pool_settings import MatcherSettings
 from penstock_testing import Scenario
@@ -270,18 +263,3 @@ def test_a_job_that_the_round_did_not_speak_of_is_asked_after(log: Scenario[mach
     log.given(waits(at_s=NOW_S + 9))
     assert why(log).cause == "capacity"
     assert why(log).evidence.startswith("1 fast busy with 1 job of queue 0")
-
-
-def test_what_keeps_the_pilots_that_would_bring_nodes_is_said(log: Scenario[machine.GatewayState]) -> None:
-    spec = AllocationSpec(provider="kubernetes", pod=PodOptions(image="lab/torch:1"))
-    log.given(
-        AllocationAdded(name="k8s", spec=spec, at_s=1.0),
-        AllocationAdded(name="other", spec=msgspec.structs.replace(spec, pool="elsewhere"), at_s=1.0),
-        AllocationPaused(name="other", at_s=1.0),
-        submitted(),
-        PilotPlanned(name="k8s", pilot_id="k8s-1", at_s=2.0),
-        PilotSubmitted(name="k8s", pilot_id="k8s-1", provider_id="lab/x", waits="no node has room for it", at_s=3.0),
-    )
-    assert why(log).evidence.endswith("; pilot k8s-1 waits: no node has room for it")
-    log.given(PilotsPaused(name="k8s", failures=3, reason="3 pilots failed", at_s=4.0))
-    assert "; allocation k8s is paused: 3 pilots failed; pilot k8s-1 waits" in why(log).evidence

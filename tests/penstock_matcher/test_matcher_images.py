@@ -56,7 +56,7 @@ def test_a_job_waits_for_nodes_that_can_run_its_image_while_others_are_idle() ->
     assert run_all(one, 5.0) == {"b": "fast"}
 
 
-@pytest.mark.parametrize(("first", "preempted"), [("", []), ("docker", ["a"])])
+@pytest.mark.parametrize(("first", "preempted"), [("", ["b"]), ("docker", ["a"])])
 def test_what_others_hold_where_the_image_cannot_run_is_not_preempted_for_it(first: str, preempted: list[str]) -> None:
     nodes = able("n1", *filter(None, [first]), fast=1), able("n2", "docker", fast=1)
     one = matcher(min_run_s=1.0).given(*nodes, job("a"), job("b", image="a/b:1", at_s=1.5))

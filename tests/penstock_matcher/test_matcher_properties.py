@@ -34,7 +34,12 @@ fields = st.fixed_dictionaries(
         "duration_s": st.floats(0.5, 50.0),
         "profile": st.sampled_from(["auto", "on", "off"]),
         "retries": st.integers(0, 1),
+        "nodes": st.sampled_from([("n1",), ("n2",), ("n1", "n2")]),
     },
+)
+in_pairs = st.fixed_dictionaries(
+    {"gpus": st.sampled_from([2, 4]), "gpus_per_node": st.just(2)},
+    optional={"kinds": st.sampled_from([("fast",), ("slow",), ("fast", "slow")]), "duration_s": st.floats(0.5, 50.0)},
 )
 
 
@@ -85,7 +90,7 @@ class Cluster(RuleBasedStateMachine):
         self.now_s += wait_s
         self.settle()
 
-    @rule(wanted=fields)
+    @rule(wanted=fields | in_pairs)
     def submit(self, wanted: dict[str, Any]) -> None:
         self.jobs += 1
         self.tell(job(f"j{self.jobs}", at_s=self.now_s, **wanted))
@@ -135,6 +140,8 @@ class Cluster(RuleBasedStateMachine):
             devices = [(s.node_id, index) for s in each.placement.slots for index in s.devices]
             kinds = {self.matcher.state.cluster.nodes[n].devices[index].kind for n, index in devices}
             assert len(devices) == each.spec.gpus
+            assert all(len(s.devices) % max(1, each.spec.gpus_per_node) == 0 for s in each.placement.slots)
+            assert all(each.spec.may_be_on(s.node_id) for s in each.placement.slots)
             assert kinds == {each.placement.kind}
             assert not each.spec.kinds or each.placement.kind in each.spec.kinds
             held = {(n, index) for n, index in devices if n in each.open_nodes}

@@ -606,3 +606,66 @@ def test_a_run_is_preempted_where_a_job_can_begin_and_not_where_the_node_leaves(
 
 def test_no_job_waits_for_a_run_that_stops_on_a_node_that_leaves_by_itself_too_soon():
     assert preemptions(beside_a_node_that_leaves(JobCancelled(job_id="b", at_s=3.0)).settle()) == [("a", 1)]
+
+
+def saved(job_id, at_s, *, asked_s, started_s=2.0):
+    """The end of a preempted run that stopped as soon as it was asked to, and then saved until now."""
+    loop_s = asked_s - started_s
+    fact = ended(job_id, at_s, outcome="preempted")
+    return msgspec.structs.replace(fact, steps=10, loop_steps=10, loop_s=loop_s)
+
+
+def of_slow_checkpoints(until_s, *more, save_s=15.0, gpus=1):
+    """A job whose checkpoint took so long waits again, and its node is gone; another has joined, until so late."""
+    one = matcher(min_run_s=5.0, least_left_s=5.0).given(
+        node("n1", fast=gpus), job("slow", command=("big",), gpus=gpus)
+    )
+    run_all(one, 2.0)
+    one.given(NodeDrained(node_id="n1", preempt=True, at_s=8.0)).at(8.0).settle()
+    one.given(saved("slow", 8.0 + save_s, asked_s=8.0), NodeLeft(node_id="n1", at_s=30.0))
+    assert one.state.history.costs.by_key, "the save is measured"
+    lent = msgspec.structs.replace(node("n2", at_s=40.0, fast=gpus), until_s=until_s)
+    return one.given(lent, *more)
+
+
+@pytest.mark.parametrize(("now_s", "expected"), [(169.0, {"slow": "fast"}), (171.0, {})])
+def test_a_job_of_long_checkpoints_begins_only_where_twice_their_time_is_left(now_s, expected):
+    assert where(of_slow_checkpoints(200.0).at(now_s).settle()) == expected
+
+
+def test_jobs_of_one_workload_learn_from_each_other_how_long_a_checkpoint_takes():
+    one = of_slow_checkpoints(200.0, JobCancelled(job_id="slow", at_s=31.0), job("other", command=("big",), at_s=50.0))
+    assert where(one.at(180.0).settle()) == {}
+
+
+def test_a_short_stay_is_for_every_job_in_its_first_half():
+    assert where(of_slow_checkpoints(60.0).at(49.0).settle()) == {"slow": "fast"}
+    assert where(of_slow_checkpoints(60.0).at(51.0).settle()) == {}
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_others_begin_where_too_little_time_is_left_for_a_job_before_them(gpus):
+    many = [job(f"s{n}", at_s=41.0 + n, command=("big",), gpus=gpus) for n in range(8)]
+    one = of_slow_checkpoints(200.0, *many, job("quick", at_s=60.0, command=("small",), gpus=gpus), gpus=gpus)
+    assert where(one.at(180.0).settle()) == {"quick": "fast"}
+
+
+def test_a_job_of_long_checkpoints_takes_the_node_that_stays():
+    one = of_slow_checkpoints(200.0, node("n3", at_s=40.0, fast=1), job("quick", at_s=60.0, command=("small",)))
+    placed = {
+        placement.job_id: placement.slots[0].node_id
+        for fact in rounds(one.at(180.0).settle())
+        for placement in fact.placements
+    }
+    assert placed == {"slow": "n3", "quick": "n2"}
+
+
+def test_a_job_of_long_checkpoints_preempts_nobody_where_too_little_time_is_left():
+    one = of_slow_checkpoints(200.0, job("low", at_s=45.0, command=("small",)), queued(slow=0, low=1))
+    one.given(JobHeld(job_id="slow", at_s=45.0))
+    assert run_all(one, 172.0) == {"low": "fast"}
+    one.given(JobReleased(job_id="slow", at_s=175.0))
+    assert preemptions(one.at(180.0).settle()) == []
+    assert preemptions(one.given(job("new", at_s=181.0, command=("small",)), queued(new=0)).at(182.0).settle()) == [
+        ("low", 1)
+    ]

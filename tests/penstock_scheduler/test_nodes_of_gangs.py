@@ -7,7 +7,8 @@ from collections import Counter
 import pytest
 
 from penstock_cluster.nodes import HostUsage, Node
-from penstock_log import Device, JobSpec, validation
+from penstock_log import Device, JobSpec, SweepSpec, validation
+from penstock_log.spec import Uniform
 from penstock_scheduler.placement import FreeDevices
 
 _NODES = {"a": 3, "b": 4, "c": 2}
@@ -61,13 +62,13 @@ def test_a_gang_that_waits_has_the_free_devices_of_the_nodes_kept_on_which_it_co
     assert Counter(node_id for node_id, _ in left.roomiest(job(8, 4), whole)) == {"a": 3, "b": 1}
 
 
-def test_nobody_is_preempted_for_devices_of_one_node() -> None:
+def test_any_devices_do_for_a_job_that_takes_them_as_they_come() -> None:
     nodes = [Node(id="a", devices=())]
     assert not HostUsage(nodes).all_run(job(4, 2))
     assert HostUsage(nodes).all_run(job(4))
 
 
-@pytest.mark.parametrize(
+_REFUSED = pytest.mark.parametrize(
     ("spec", "why"),
     [
         (job(4, 3), "4 devices are no whole multiple of 3"),
@@ -78,6 +79,17 @@ def test_nobody_is_preempted_for_devices_of_one_node() -> None:
         ),
     ],
 )
+
+
+@_REFUSED
+def test_what_cannot_be_meant_so_is_refused_of_a_sweeps_job_too(spec: JobSpec, why: str) -> None:
+    space = {"lr": Uniform(low=0.1, high=1.0)}
+    sweep = SweepSpec(name="s", metric="loss", trials=2, space=space, job=spec)
+    with pytest.raises(validation.BadInput, match=r"\$\.job\..*" + ("gpus" if why == "elastic" else why)):
+        validation.check(sweep)
+
+
+@_REFUSED
 def test_what_cannot_be_meant_so_is_refused(spec: JobSpec, why: str) -> None:
     with pytest.raises(validation.BadInput, match=why):
         validation.check(spec)

@@ -334,7 +334,7 @@ class KubeServer:
             "get": lambda: copy.deepcopy(self.get(key)),
             "create": lambda: self.create(resource, namespace, body, dry=query.get("dryRun") == "All"),
             "patch": lambda: self.change(key, body),
-            "delete": lambda: self.delete(key, None if grace is None else int(grace)),
+            "delete": lambda: self._delete_as_seen(key, body, None if grace is None else int(grace)),
         }
         if verb in answers:
             return 201 if verb == "create" else 200, answers[verb]()
@@ -353,6 +353,15 @@ class KubeServer:
                 raise Refused(401, "Unauthorized", "Unauthorized")
             if token in self.rules and (verb, resource) not in self.rules[token]:
                 raise Refused(403, "Forbidden", f'{resource} is forbidden: User "{token}" cannot {verb} resource')
+
+    def _delete_as_seen(self, key: Key, options: Mapping[str, Any], grace_s: int | None) -> Object:
+        """Delete an object, unless it is another by now than the request's preconditions say."""
+        with self.lock:
+            meta = self.get(key)["metadata"]
+            for name, value in options.get("preconditions", {}).items():
+                if meta[name] != value:
+                    raise Refused(409, "Conflict", f"the {name} in the precondition is {value}; it is {meta[name]}")
+            return self.delete(key, grace_s)
 
     def _evict(self, key: Key, body: Object) -> Object:
         with self.lock:

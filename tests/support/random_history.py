@@ -6,11 +6,17 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 from zlib import crc32
 
+import msgspec
 import numpy as np
 from gateway_cases import NOW_S, joined, spec, sweep_spec
 
 from penstock_log import (
     ARCHIVE,
+    AllocationAdded,
+    AllocationPaused,
+    AllocationRemoved,
+    AllocationResumed,
+    AllocationSpec,
     AnyEvent,
     Demand,
     JobCancelled,
@@ -32,6 +38,13 @@ from penstock_log import (
     NodeLeft,
     NodeResumed,
     NotificationRuleSet,
+    PilotEnded,
+    PilotPlanned,
+    PilotsPaused,
+    PilotStarted,
+    PilotSubmitted,
+    PilotWaits,
+    PilotWithdrawn,
     Placement,
     PolicySet,
     Preemption,
@@ -92,10 +105,13 @@ class RandomHistory:
     seed : int
     trims : bool
         Whether the log says that archived jobs were removed from it.
+    pilots : bool
+        Whether there are allocations with pilots, whose nodes join, refuse users and leave.
     """
 
-    def __init__(self, seed: int, *, trims: bool = True) -> None:
+    def __init__(self, seed: int, *, trims: bool = True, pilots: bool = False) -> None:
         self._rng, self._count = _Dice(seed), 0
+        self._pilots, self._planned = pilots, list[tuple[str, str]]()
         self._jobs: dict[str, int] = {}
         self._sweeps: list[str] = []
         self._trims = trims
@@ -118,6 +134,7 @@ class RandomHistory:
             (7, self._sweep),
             (2, self._learnt),
             (1, self._archived),
+            *([(40, self._pilot)] if self._pilots else []),
         ]
         kinds = [draw for weight, draw in draws for _ in range(weight)]
         return [self._rng.choice(kinds)() for _ in range(number)]
@@ -290,6 +307,46 @@ class RandomHistory:
         if kind == 4 and node == "n3":
             return NodeLeaving(at_s=at_s, node_id=node)
         return joined(node)
+
+    def _allocation(self, name: str, at_s: float) -> AnyEvent:
+        kind = self._rng.randint(0, 9)
+        if kind == 0:
+            return AllocationRemoved(at_s=at_s, name=name, by="ada")
+        if kind == 1:
+            return AllocationPaused(at_s=at_s, name=name, by="ada", reason="<script>")
+        if kind == 2:
+            return AllocationResumed(at_s=at_s, name=name, by="ada")
+        pool = self._rng.choice(("default", "other", "new"))
+        spec = AllocationSpec(provider="slurm", pool=pool, max_pilots=3, min_pilots=int(kind == 4))
+        return AllocationAdded(at_s=at_s, name=name, spec=spec, by="ada")
+
+    def _pilot(self) -> AnyEvent:
+        rng, at_s, kind = self._rng, self._at_s(), self._rng.randint(0, 11)
+        name = rng.choice(("lab", "here"))
+        if kind < 2:
+            return self._allocation(name, at_s)
+        if kind < 4 or not self._planned:
+            pilot_id = f"{name}-{len(self._planned) + 1}"
+            self._planned.append((name, pilot_id))
+            return PilotPlanned(at_s=at_s, name=name, pilot_id=pilot_id, reason="1 job would start")
+        if kind == 4:
+            return PilotsPaused(at_s=at_s, name=name, failures=3, reason="no account")
+        name, pilot_id = rng.choice(self._planned[-4:])
+        if kind < 7:  # one of the nodes that jobs are placed on: some of its runs refuse users
+            labels = {"allocation": name, "pilot": pilot_id}
+            return msgspec.structs.replace(joined(rng.choice(_NODES)), at_s=at_s, labels=labels, until_s=at_s + 60.0)
+        return self._of_pilot({"at_s": at_s, "name": name, "pilot_id": pilot_id})
+
+    def _of_pilot(self, which: dict[str, Any]) -> AnyEvent:
+        end: Any = self._rng.choice(("finished", "cancelled", "failed", "refused", "lost"))
+        found: tuple[AnyEvent, ...] = (
+            PilotWaits(reason=self._rng.choice(("Resources", "Priority")), **which),
+            PilotWithdrawn(reason="no job would run on it", **which),
+            PilotStarted(hosts=("gpu-3",), **which),
+            PilotEnded(state=end, reason="no account", **which),
+            PilotSubmitted(provider_id=str(len(self._planned)), token="0f", **which),
+        )
+        return self._rng.choice(found)
 
     def _sweep(self) -> AnyEvent:
         at_s, kind = self._at_s(), self._rng.randint(0, 5)

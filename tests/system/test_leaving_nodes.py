@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -37,6 +38,20 @@ with penstock.session() as session:
 """
 
 
+SLOW_START_S = 6.0
+SLOW_START = f"""
+import time
+import penstock
+
+time.sleep({SLOW_START_S})
+with penstock.session() as session:
+    for step in session.iterations(range(10)):
+        pass
+"""
+STAY_S = 16.0
+UNTIL_LATE = "import sys, time; time.sleep(max(0.0, float(sys.argv[1]) - time.time()))"
+
+
 class Pilot:
     """
     An executor of its own on a cluster, in a process group of its own.
@@ -45,13 +60,15 @@ class Pilot:
     ----------
     name : str
         Of its node, which has one device of kind ``pilot``.
+    more : str
+        Further settings of the executor.
     """
 
-    def __init__(self, cluster: Cluster, name: str) -> None:
+    def __init__(self, cluster: Cluster, name: str, **more: str) -> None:
         self.name = name
         login = cluster.data / "nats" / "logins" / "executor.json"
         settings = {"NODE_ID": name, "DEVICES": "pilot:1@1.0:4GiB", "RUN_AS": "executor"}
-        settings["DATA_DIR"] = str(cluster.data / name)
+        settings |= {"DATA_DIR": str(cluster.data / name), **more}
         env = {**os.environ, "PENSTOCK_URL": cluster.url, "PENSTOCK_CREDENTIALS": str(login)}
         env |= {f"PENSTOCK_EXECUTOR_{setting}": value for setting, value in settings.items()}
         with (cluster.data / f"{name}.log").open("ab") as log:
@@ -152,6 +169,29 @@ async def order(client: penstock.Client, pilot: str, job_id: str) -> list[str]:
 def notes(folder: Path) -> list[tuple[int, int]]:
     """Return by which process each step was done, and which it was."""
     return [tuple(map(int, line.split())) for line in (folder / "notes").read_text().splitlines()]
+
+
+@pytest.mark.faults
+async def test_a_job_whose_start_takes_long_does_not_begin_where_the_node_leaves_before_it_would_have_worked_as_long(
+    cluster, client, tmp_path
+):
+    slow = JobSpec(name="slow", command=command_of(SLOW_START, tmp_path), kinds=("pilot",), profile="off")
+    with pilots(cluster) as started:
+        started.append(await join(client, Pilot(cluster, "late-1")))
+        assert (await client.wait((await client.submit(slow)).id)).state == "CD", "it is measured"
+        started[0].signal(signal.SIGTERM)
+        started[0].ended()
+        leaves_s = time.time() + STAY_S  # noqa: TID251 - the executor's own clock
+        started.append(await join(client, Pilot(cluster, "late-2", LEAVE_AT_S=str(leaves_s))))
+        command = (sys.executable, "-c", UNTIL_LATE, str(leaves_s - 7.0))
+        first = (await client.submit(name="first", command=command, kinds=("pilot",), profile="off")).id
+        await until(client, first, "run.started.v1")
+        job_id = (await client.submit(slow)).id
+        await until(client, "late-2", "node.left.v1")
+        assert not await facts(client, job_id, "run.started.v1")
+        started.append(await join(client, Pilot(cluster, "late-3")))
+        job = await client.wait(job_id)
+        assert (job.state, job.attempts, job.devices) == ("CD", 1, ("late-3/pilot0",))
 
 
 async def listed(client: penstock.Client, name: str) -> views.NodeView:

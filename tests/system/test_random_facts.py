@@ -16,6 +16,7 @@ import pytest
 from msgspec import inspect
 
 from penstock_aggregator import machine as aggregator
+from penstock_allocator import machine as allocator
 from penstock_assigner import machine as assigner
 from penstock_autoscaler import machine as autoscaler
 from penstock_bus import Decider, Delivery
@@ -38,6 +39,7 @@ WHOLE: Final = (0, 1, 1, 2, 3, -1, 7, 2**62)
 REAL: Final = (0.0, 0.5, 1.0, 2.0, 10.0, -1.0, 1e300, 1e-300)
 KINDS: Final = tuple(inspect.type_info(kind) for kind in get_args(AnyEvent))
 DECIDERS: Final[dict[str, Callable[[], Decider[Any]]]] = {
+    "allocator": allocator.decider,
     "aggregator": lambda: aggregator.decider("n1"),
     "assigner": assigner.decider,
     "autoscaler": autoscaler.decider,

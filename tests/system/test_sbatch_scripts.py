@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from clusters import Cluster, running
+from clusters import Cluster, facts, running, until
 
 COLLECTION = Path(__file__).parents[1] / "data" / "sbatch"
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        running(tmp_path_factory.mktemp("cluster"), "--emulate", "fast:4") as one,
-    ):
-        patch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")  # where jobs find penstock
-        yield one
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PENSTOCK_EXECUTOR_SECRETS_DIR", str(tmp_path_factory.mktemp("secrets")))
+        with running(tmp_path_factory.mktemp("cluster"), "--emulate", "fast:4") as one:
+            patch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")  # where jobs find penstock
+            yield one
 
 
 def script(folder: Path, *lines: str, name: str = "job.sbatch") -> str:
@@ -115,6 +116,76 @@ async def test_scripts_submit_others_and_requeue_themselves(cluster: Cluster, tm
         "step 2",
         "step 3",
     ]
+
+
+async def test_run_shows_a_scripts_output_and_exits_as_it_does(cluster: Cluster, tmp_path: Path) -> None:
+    name = script(tmp_path, "#SBATCH --gpus=1 -J shown", 'echo "to be seen $1"', "exit 5")
+    done = cluster.tried("run", name, "--", "a word", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (5, "to be seen a word\n")
+    assert cluster.tried("run", script(tmp_path, "#SBATCH --gpus=1 -a 0-1", "true"), cwd=tmp_path).returncode == 2
+
+
+def test_a_script_comes_on_standard_input_and_a_job_in_toml_too(cluster: Cluster, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "penstock", "submit", "-"]
+    env = {**os.environ, "PENSTOCK_URL": cluster.url}
+    texts = ("#!/bin/sh\n#SBATCH --gpus=1\necho piped\n", 'name = "piped"\nprofile = "off"\ncommand = ["true"]\n')
+    for text in texts:
+        done = subprocess.run(command, input=text, env=env, cwd=tmp_path, capture_output=True, text=True, check=True)
+        assert asyncio.run(ends(cluster, done.stdout.strip())) == ["CD"]
+    assert [path.read_text() for path in tmp_path.glob("slurm-*.out")] == ["piped\n"]
+
+
+async def test_singletons_run_one_after_the_other(cluster: Cluster, tmp_path: Path) -> None:
+    name = script(tmp_path, "#SBATCH --gpus=1 -J alone -d singleton", "mkdir one || exit 1", "sleep 0.2", "rmdir one")
+    jobs = [cluster.tried("submit", name, cwd=tmp_path).stdout.strip() for _ in range(3)]
+    assert await ends(cluster, *jobs) == ["CD", "CD", "CD"]
+
+
+async def test_a_script_without_a_home_submits_the_next_one_with_its_users_login(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The login is a secret of the node, which each job of the chain has for as long as it runs."""
+    login = cluster.data / "client.json"
+    secret = Path(os.environ["PENSTOCK_EXECUTOR_SECRETS_DIR"], "users", json.loads(login.read_text())["user"], "login")
+    secret.parent.mkdir(parents=True)
+    secret.touch(mode=0o600)
+    secret.write_bytes(login.read_bytes())
+    name = script(
+        tmp_path,
+        "#SBATCH --gpus=1 -t 10 -J link --export=ALL,HOME=/nonexistent",
+        'squeue -h --me -n link -o "%i"',
+        'if [ "${1:-0}" -lt 2 ]; then sbatch job.sbatch $((${1:-0} + 1)); fi',
+    )
+    monkeypatch.setenv("HOME", str(tmp_path))  # where no login is
+    monkeypatch.setenv("PENSTOCK_CREDENTIALS", str(login))
+    refused = cluster.tried("submit", name, "--wait", "--secret", "PENSTOCK_CREDENTIALS=login", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "one of Penstock's own variables" in " ".join(refused.stderr.split())
+    monkeypatch.setenv("SBATCH_PENSTOCK_LOGIN", "login")
+    first = cluster.tried("sbatch", "--parsable", name, cwd=tmp_path).stdout.strip()
+    async with cluster.client() as client:
+        assert (await client.wait(first)).state == "CD"
+        for _ in range(2):
+            jobs = (await client.jobs(name="link")).jobs
+            assert {(await client.wait(job.id)).state for job in jobs} == {"CD"}
+    assert len(jobs) == 3
+    assert f"{first}\n" in (tmp_path / f"slurm-{first}.out").read_text()
+
+
+async def test_a_script_for_two_devices_of_a_node_has_two_runs_make_way(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.run("class", "set", "urgent", "--weight", "10", "--preempts")
+    long = [cluster.run("submit", "--profile", "off", "--", "sleep", "600").stdout.strip() for _ in range(4)]
+    async with cluster.client() as client:
+        for job in long:
+            await until(client, job, "run.started.v1")
+        name = script(tmp_path, "#SBATCH --gres=gpu:2 --qos=urgent", "exit 0")
+        assert await ends(cluster, cluster.tried("submit", name, cwd=tmp_path).stdout.strip()) == ["CD"]
+        stopped = [job for job in long if await facts(client, job, "run.ended.v1")]
+        assert len(stopped) == 2
+        for job in long:
+            await client.cancel(job)
+            await client.wait(job)
+    cluster.run("class", "rm", "urgent")
 
 
 def test_what_cannot_be_honoured_is_told_and_nothing_is_submitted(cluster: Cluster, tmp_path: Path) -> None:

@@ -365,7 +365,8 @@ class JobAggregation:
         if not setup.aggregation_socket:
             raise SessionError(
                 f"{setup.world_size} processes need aggregators, and there is no aggregation agent on this node: "
-                "run `penstock service aggregator` beside the executor, and set [executor] aggregator_dir"
+                "run `penstock service aggregator` beside the executor, and set [executor] aggregator_dir; pilots have "
+                "one where their allocation was added with --agents"
             )
         process = (setup.job_id, setup.epoch, os.getpid())
         if process in _joined:

@@ -82,7 +82,8 @@ class ParkRule:
 
     def give_up(self, code: int) -> None:
         """
-        End the process at once where its script at its end would need what was moved: others may have the device.
+        End the process by ``os._exit(code)`` where its script at its end would need what was moved: others may have the
+        device.
 
         With nothing in the place of its state, what the script writes at its end could be worse than nothing.
         """

@@ -258,6 +258,10 @@ class Session:
         they are; nothing has to be named. It takes as much of the host's memory as they have on the device. Where there
         is less, where there are CUDA graphs, and where something large cannot be moved, the process leaves as without
         parking, and says why. It is what :meth:`on_park` sets; the last of both calls counts.
+
+        A process that was parked and does not go on, as its memory or its place is needed, ends at once, by
+        ``os._exit(75)``: its tensors are not on the device, so what the script does behind its loop, ``finally``,
+        ``with`` and ``atexit`` among it, is not done. Its checkpoint is complete by then.
         """
         self._boundary.parking.move_torch()
 

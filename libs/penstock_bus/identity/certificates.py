@@ -31,6 +31,9 @@ _SERVER_DAYS: Final = 397
 _RENEW_DAYS: Final = 30
 _BACK: Final = timedelta(hours=1)  # another machine's clock may be behind
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
+AUTHORITY: Final = "ca.pem"
+AUTHORITY_KEY: Final = "ca.key"
+"""Files of an authority of one's own, in the folder where its certificates are kept."""
 EVERYWHERE: Final = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - what is looked for
 
 
@@ -127,17 +130,34 @@ def ensured(folder: Path, names: Sequence[str], now: datetime | None = None) -> 
         If a file there cannot be read.
     """
     now = now or datetime.now(UTC)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    ca_file, ca_key_file, file, key_file = (folder / name for name in ("ca.pem", "ca.key", "server.pem", "server.key"))
+    ensured_authority(folder, now)
+    ca_file, file, key_file = (folder / name for name in (AUTHORITY, "server.pem", "server.key"))
     try:
-        if not ca_file.exists():
-            _make_authority(ca_file, ca_key_file, now)
         authority = x509.load_pem_x509_certificate(ca_file.read_bytes())
         if not (file.exists() and key_file.exists() and _is_good(file, authority, names, now)):
             _make_server(file, key_file, authority, names, now)
     except (OSError, ValueError) as error:
         raise BadCertificate(f"the certificates in {folder} cannot be used: {error}; move them away") from error
     return TlsFiles(certificate=file, key=key_file, authority=ca_file.read_text(encoding="ascii"))
+
+
+def ensured_authority(folder: Path, now: datetime | None = None) -> str:
+    """
+    Return the certificate of the authority in a folder as PEM text; it is made where there is none.
+
+    Raises
+    ------
+    BadCertificate
+        If a file cannot be read or written there.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file = folder / AUTHORITY
+    try:
+        if not file.exists():
+            _make_authority(file, folder / AUTHORITY_KEY, now or datetime.now(UTC))
+        return file.read_text(encoding="ascii")
+    except (OSError, ValueError) as error:
+        raise BadCertificate(f"the certificates in {folder} cannot be used: {error}; move them away") from error
 
 
 def _is_good(file: Path, authority: x509.Certificate, names: Sequence[str], now: datetime) -> bool:
@@ -177,7 +197,7 @@ def _make_authority(file: Path, key_file: Path, now: datetime) -> None:
 
 
 def _make_server(file: Path, key_file: Path, authority: x509.Certificate, names: Sequence[str], now: datetime) -> None:
-    ca_key_file = file.with_name("ca.key")
+    ca_key_file = file.with_name(AUTHORITY_KEY)
     signer = serialization.load_pem_private_key(ca_key_file.read_bytes(), None)
     if not isinstance(signer, ec.EllipticCurvePrivateKey):
         raise ValueError(f"{ca_key_file} is no key of an elliptic curve")

@@ -181,14 +181,24 @@ class Server:
             await self.kill()
             raise ServerError(f"nats-server did not listen within {START_S} s; {self._last_error()}") from error
         if self.keyring is not None:
-            now_s = time.time()  # noqa: TID251 - the server compares it with this machine's clock
-            ca = self.settings.tls.authority if self.settings.tls is not None else ""
-            self.logins = self.keyring.service_logins(self.url, self.settings.extensions, now_s, ca)
-            for name, login in self.logins.items() if self.settings.store == CREDENTIALS else ():
-                write_login(self._logins_folder / file_name(name), login)
-            self.logins[access.CLIENT] = self.keyring.person_login(
-                self.url, self.owner, now_s, valid_from_s=self._owner_from_s, ca=ca
-            )
+            try:
+                self._renew_logins(self.keyring)
+            except OSError as error:
+                await self.kill()
+                raise ServerError(
+                    f"the services' logins cannot be written in {self._logins_folder}: {error.strerror or error}; "
+                    "make room on the disk, or choose a folder of your own"
+                ) from error
+
+    def _renew_logins(self, keyring: Keyring) -> None:
+        """Make all logins for where the server listens now, and write those that services read."""
+        now_s = time.time()  # noqa: TID251 - the server compares it with this machine's clock
+        ca = self.settings.tls.authority if self.settings.tls is not None else ""
+        services = keyring.service_logins(self.url, self.settings.extensions, now_s, ca)
+        person = keyring.person_login(self.url, self.owner, now_s, valid_from_s=self._owner_from_s, ca=ca)
+        for name, login in services.items() if self.settings.store == CREDENTIALS else ():
+            write_login(self._logins_folder / file_name(name), login)
+        self.logins = {**services, access.CLIENT: person}
 
     @property
     def revoked_file(self) -> Path:

@@ -186,11 +186,12 @@ class ServerGroup:
         Parameters
         ----------
         advertised : str
-            Where people find the servers, if not at :attr:`url`.
+            Where people find the servers, if not at :attr:`url` or at the first of the hosts.
         hosts : sequence of str
             Names and addresses of this machine for people elsewhere, at the servers' own ports, the likeliest first.
         """
-        advertised = self.advertised(hosts[0]) if hosts else advertised
+        others = hosts if advertised else hosts[1:]
+        advertised = self.advertised(hosts[0]) if hosts and not advertised else advertised
         first, now_s = self.servers[0], time.time  # noqa: TID251 - servers compare it with this machine's clock
         if first.keyring is None:
             yield
@@ -207,7 +208,7 @@ class ServerGroup:
                     now_s=now_s,
                     services_account=first.services_account,
                     revoked=first.refused,
-                    hosts=hosts[1:],
+                    hosts=others,
                 )
             )
             if oidc.issuer:

@@ -8,6 +8,7 @@ whose nodes run them.
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,6 +17,7 @@ import typer
 from penstock_cli import render
 from penstock_cli.invocation import AnswerOut, At, Exit, Failure, Out, bad_input, call
 from penstock_cli.value_formats import clock, environment, moment, span, time_limit_s, words
+from penstock_log.text import count
 
 if TYPE_CHECKING:
     from penstock_log import AllocationSpec, views
@@ -47,9 +49,11 @@ Hosts = Annotated[list[str] | None, typer.Option("--host", help="A host for pilo
 Setup = Annotated[str, typer.Option("--setup", help="Lines of shell before a node begins, or @FILE.")]
 Teardown = Annotated[str, typer.Option("--teardown", help="Lines of shell after it has ended, or @FILE.")]
 Env = Annotated[list[str] | None, typer.Option("--env", help="NAME=VALUE for the pilots' executors.")]
+Agents = Annotated[bool, typer.Option("--agents", help="Run memory and aggregation agents beside the executors.")]
 Options = Annotated[
     list[str] | None, typer.Argument(metavar="[-- OPTION...]", help="For sbatch, such as --partition=gpu.")
 ]
+Limit = Annotated[int, typer.Option("--limit", min=0, help="So many pilots at most; 0: all.")]
 OneRun = Annotated[bool, typer.Option("--one-run", help="A pilot's node leaves when its first run has ended.")]
 Image = Annotated[str, typer.Option("--image", help="Of Pods: has penstock and bash, and what jobs need.")]
 Namespace = Annotated[str, typer.Option("--namespace", help="Of Pods; that of the login unless told otherwise.")]
@@ -97,6 +101,7 @@ def add(
     claim: Claim = "",
     gpu_resource: GpuResource = "nvidia.com/gpu",
     pod_template: PodTemplate = "",
+    agents: Agents = False,
     output: AnswerOut = "text",
 ) -> None:
     """
@@ -135,6 +140,7 @@ def dry_run(
     claim: Claim = "",
     gpu_resource: GpuResource = "nvidia.com/gpu",
     pod_template: PodTemplate = "",
+    agents: Agents = False,
     output: AnswerOut = "text",
 ) -> None:
     """
@@ -189,8 +195,8 @@ def list_(ctx: typer.Context, output: Out = "table", at: At = None) -> None:
         render.say("there is no allocation; `penstock alloc add slurm --name NAME` adds one")
 
 
-def show(ctx: typer.Context, name: Named, output: Out = "table", at: At = None) -> None:
-    """Show an allocation and its pilots, those that have ended last."""
+def show(ctx: typer.Context, name: Named, limit: Limit = 50, output: Out = "table", at: At = None) -> None:
+    """Show an allocation and its pilots: those on their way, those that run, and the last that have ended."""
     found = call(ctx, lambda client: client.allocations(moment(at)))
     one = next((one for one in found.allocations if one.name == name), None)
     if one is None:
@@ -199,6 +205,8 @@ def show(ctx: typer.Context, name: Named, output: Out = "table", at: At = None) 
     if render.as_json(one, output):
         return
     _show_head(one)
+    pilots = sorted(one.pilots, key=lambda pilot: (pilot.ended_s is not None, pilot.joined_s is not None))
+    left = len(pilots) - limit if limit else 0
     rows = [
         (
             pilot.id,
@@ -208,14 +216,16 @@ def show(ctx: typer.Context, name: Named, output: Out = "table", at: At = None) 
             clock(pilot.submitted_s),
             clock(pilot.joined_s),
             clock(pilot.ended_s),
-            pilot.reason,
+            _reason(pilot),
         )
-        for pilot in one.pilots
+        for pilot in (pilots[:limit] if limit else pilots)
     ]
     if rows:
         render.say("")
         headers = ("PILOT", "STATE", "ID", "NODES", "SUBMITTED", "JOINED", "ENDED", "REASON")
         render.show_table(headers, rows, wide=output == "wide")
+    if left > 0:
+        render.say(f"{left} more; `--limit 0` lists all")
 
 
 def pause(ctx: typer.Context, name: Named, reason: Why = "", output: AnswerOut = "text") -> None:
@@ -236,10 +246,19 @@ def remove(ctx: typer.Context, name: Named, reason: Why = "", output: AnswerOut 
     render.show_answer(answer, answer.message, output)
 
 
+def _reason(pilot: views.PilotView) -> str:
+    """Return why a pilot waits or ended, and for what it was planned."""
+    if pilot.ended_s is not None:
+        return pilot.reason
+    withdrawn = "withdrawn: no job would run on it" if pilot.withdrawn_s else ""
+    return "; ".join(filter(None, (withdrawn, pilot.waits and f"waits: {pilot.waits}", pilot.reason)))
+
+
 def _show_head(one: views.AllocationView) -> None:
     spec = one.spec
     render.say(f"{one.name}: {one.state}" + (f", {one.reason or one.failure}" if one.reason or one.failure else ""))
-    what = f"at most {spec.max_pilots} pilots, {spec.backlog} of them waiting"
+    waiting = min(spec.backlog, spec.max_pilots)
+    what = f"at most {count(spec.max_pilots, 'pilot')}, {waiting} of them waiting"
     each = f"{spec.nodes} nodes each, " if spec.nodes > 1 else ""
     each += "for one run, " if spec.runs == 1 else ""
     idle = f", idle for {span(spec.idle_s)} at most" if spec.idle_s else ""
@@ -249,6 +268,11 @@ def _show_head(one: views.AllocationView) -> None:
     if spec.options:
         render.say(f"sbatch {shlex.join(spec.options)}")
     render.say(f"devices of a node: {one.devices or 'not known before the first one joins'}")
+    states = Counter(pilot.state for pilot in one.pilots if pilot.ended_s is None)
+    render.say(f"pilots: {', '.join(f'{number} {state}' for state, number in states.items()) or 'none now'}")
+    for user, why in one.refused.items():
+        because = f": {why}" if why else ""
+        render.say(f"refused: jobs of {user or 'nobody'}{because}; `penstock alloc resume {one.name}` tries again")
 
 
 def _spec(
@@ -275,6 +299,7 @@ def _spec(
     claim: str,
     gpu_resource: str,
     pod_template: str,
+    agents: bool,
 ) -> AllocationSpec:
     import msgspec
 
@@ -306,6 +331,7 @@ def _spec(
         environment=environment(env or []),
         runs=int(one_run),
         pod=pod,
+        agents=agents,
     )
     try:
         return msgspec.convert(msgspec.to_builtins(spec), AllocationSpec)

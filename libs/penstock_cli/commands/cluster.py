@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple
@@ -104,11 +104,25 @@ def node_table(
             if node.containers or node.image
         }
         lends = {one.id: job_text.lent_memory(one) for one in memory}
-        for name, known in (("IMAGES", images), ("LENDS", lends)):
-            if known:
-                headers, rows = (*headers, name), [(*row, known.get(row[0], "-")) for row in rows]
-        return headers, rows
-    return ("NODE", "POOL", "ST", "BUSY", "IDLE", "KINDS", "HEARD"), [_node_row(node, now_s) for node in nodes]
+        return _beside(headers, rows, *_of_pilots(nodes), ("IMAGES", images), ("LENDS", lends))
+    nodes = list(nodes)
+    headers = ("NODE", "POOL", "ST", "BUSY", "IDLE", "KINDS", "HEARD")
+    return _beside(headers, [_node_row(node, now_s) for node in nodes], *_of_pilots(nodes))
+
+
+def _of_pilots(nodes: Iterable[views.NodeView]) -> list[tuple[str, dict[str, str]]]:
+    """Return of which pilot nodes are, and until when they stay."""
+    found = [node for node in nodes if node.pilot]
+    until = {node.id: clock(node.until_s or None) for node in found}
+    return [("PILOT", {node.id: node.pilot for node in found}), ("UNTIL", until)]
+
+
+def _beside(headers: tuple[str, ...], rows: list[tuple[str, ...]], *columns: tuple[str, Mapping[str, str]]) -> Table:
+    """Return a table of nodes with further columns, of those that say something of any node."""
+    for name, known in columns:
+        if known:
+            headers, rows = (*headers, name), [(*row, known.get(row[0], "-")) for row in rows]
+    return headers, rows
 
 
 def _node_row(node: views.NodeView, now_s: float) -> tuple[str, ...]:

@@ -67,17 +67,18 @@ def ps(
     archive: Archive = False,
 ) -> None:
     """List jobs: the open ones, and the last twenty that ended."""
-    if user == "me":
+    mine = user == "me"
+    if mine:
         from penstock.submission import user_name
 
-        user = user_name()
+        user = user_name()  # where the server does not know who asks
     asked = job_states(state or [])
 
     async def listed(client: GatewayClient) -> views.JobsView:
         async def jobs(states: tuple[str, ...], most: int) -> views.JobsView:
             return await client.jobs(
                 state=states,
-                user=user,
+                user=client.user or user if mine else user,
                 name=name,
                 parent=sweep,
                 group=group,

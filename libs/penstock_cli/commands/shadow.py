@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from penstock_cli import render
-from penstock_cli.invocation import Exit, Failure, Out, bad_input, call
+from penstock_cli.invocation import Exit, Failure, Out, bad_input, become, call
 from penstock_cli.typer_commands import PolicyCommand
 from penstock_cli.value_formats import clock, now_s, pairs, span
 
@@ -53,7 +53,6 @@ def run(
     """
     import msgspec
 
-    from penstock_cli.commands.up import become
     from penstock_simulator.shadow.plan import ShadowSettings
 
     chosen: dict[str, Any] = pairs(sets or [], "--set")

@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -49,11 +49,15 @@ if TYPE_CHECKING:
     from penstock_cli.sbatch.submission import BatchSubmission
 
 Files = Annotated[
-    list[str] | None, Argument(metavar="[FILE] [-- COMMAND...]", help="Job in TOML, YAML or JSON; - for stdin.")
+    list[str] | None,
+    Argument(metavar="[FILE] [-- COMMAND...]", help="Job in TOML, YAML or JSON, or script of sbatch; - for stdin."),
 ]
 ManyFiles = Annotated[
     list[str] | None,
-    Argument(metavar="[FILE...] [-- COMMAND...]", help="Job in TOML, YAML or JSON; - for stdin. Many are one request."),
+    Argument(
+        metavar="[FILE...] [-- COMMAND...]",
+        help="Job in TOML, YAML or JSON, or script of sbatch; - for stdin. Many are one request.",
+    ),
 ]
 
 
@@ -365,11 +369,22 @@ def submit(
 
 def is_batch_script(path: str) -> bool:
     """Say whether a path is that of a script of sbatch, and no job file."""
+    if path == spec_file.STDIN:
+        return _begins_as_script(sys.stdin.buffer)
     if spec_file.is_format(path):
         return False
     from penstock_cli.sbatch.script import is_script
 
     return is_script(path)
+
+
+def _begins_as_script(file: Any) -> bool:
+    """Say whether a file that was not read yet begins with ``#!``, and leave it unread."""
+    if hasattr(file, "peek"):
+        return bytes(file.peek(2)[:2]) == b"#!"
+    beginning = file.read(2)
+    file.seek(-len(beginning), os.SEEK_CUR)
+    return bool(beginning == b"#!")
 
 
 def _of_batch_script(files: list[str], given: dict[str, Any], *, array: str, without: str) -> BatchSubmission:
@@ -473,10 +488,31 @@ def run(ctx: Context, job: JobOptions, files: Files = None, *, strict: Strict = 
     Ctrl-C cancels it, and so do TERM and HUP (a closed terminal; not under nohup), after which the command leaves with
     143 or 129. The exit code is the job's own; 1 where it has none, 130 where it was cancelled.
     """
-    spec = _spec(files or [], job.given(ctx.meta.get(COMMAND, ())), "run", check=check)
+    given = job.given(ctx.meta.get(COMMAND, ()))
+    if files and is_batch_script(files[0]):
+        _run_batch_script(ctx, files, given, strict=strict)
+        return
+    spec = _spec(files or [], given, "run", check=check)
     if job.no_upload:
         spec = submission.in_place(spec)
     submit_and_watch(ctx, spec, strict=strict)
+
+
+def _run_batch_script(ctx: Context, files: list[str], given: dict[str, Any], *, strict: bool) -> None:
+    """Submit a script of sbatch and show its output until it ends."""
+    from penstock_cli.sbatch import submission as scripts
+
+    found = _of_batch_script(files, given, array="", without="")
+    if found.indices is not None:
+        bad_input(f"{files[0]} is an array, and `run` shows one job's output; submit it: penstock submit {files[0]}")
+    for line in () if found.job.quiet else found.job.notes:
+        tell(line)
+
+    async def submitted(client: Client) -> views.SubmitAnswer:
+        (answer,) = await scripts.submit(client, found, strict=strict)
+        return answer
+
+    submit_and_watch(ctx, found.spec, strict=strict, submitted=submitted)
 
 
 def _spec(files: list[str], given: dict[str, Any], verb: str, *, check: bool) -> JobSpec:
@@ -740,8 +776,14 @@ def _tell_end(job: views.JobView) -> None:
     tell(f"{job.id} {words.get(JobState(job.state), job.state)}{reason}")
 
 
-def submit_and_watch(ctx: Context, spec: JobSpec, *, strict: bool) -> None:
-    """Submit, show the output, and exit as the job did."""
+def submit_and_watch(
+    ctx: Context,
+    spec: JobSpec,
+    *,
+    strict: bool,
+    submitted: Callable[[Client], Awaitable[views.SubmitAnswer]] | None = None,
+) -> None:
+    """Submit, or have ``submitted`` do it, show the output, and exit as the job did."""
     from penstock_cli.commands.jobs import stream
     from penstock_log import JobState
 
@@ -749,7 +791,7 @@ def submit_and_watch(ctx: Context, spec: JobSpec, *, strict: bool) -> None:
         client.on_upload = lambda code: tell(code.text)
         async with _Interrupts(client) as interrupts:
             client.on_submit = interrupts.asked
-            answer = await client.submit(spec, strict=strict)
+            answer = await (submitted(client) if submitted is not None else client.submit(spec, strict=strict))
             for warning in answer.warnings:
                 tell(warning)
             tell(f"{answer.id} submitted")

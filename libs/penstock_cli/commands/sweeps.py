@@ -25,6 +25,7 @@ from penstock_cli.value_formats import clock, moment, span
 
 if TYPE_CHECKING:
     from penstock.client import Client
+    from penstock.gateway_client import GatewayClient
     from penstock_log import views
 
 
@@ -136,11 +137,18 @@ def ls(
     at: At = None,
 ) -> None:
     """List sweeps: the open ones, and the newest."""
-    if user == "me":
+    mine = user == "me"
+    if mine:
         from penstock.submission import user_name
 
-        user = user_name()
-    found = call(ctx, lambda client: client.sweeps(moment(at), user=user, team=team, state=state or (), limit=limit))
+        user = user_name()  # where the server does not know who asks
+
+    def whose(client: GatewayClient) -> str:
+        return client.user or user if mine else user
+
+    found = call(
+        ctx, lambda client: client.sweeps(moment(at), user=whose(client), team=team, state=state or (), limit=limit)
+    )
     if render.as_json(found, output):
         return
     render.show_table(*sweep_table(found.sweeps), wide=output == "wide")

@@ -98,6 +98,7 @@ async def _forward(client: Client, job_id: str, pairs: list[PortPair], address: 
                 listeners = [Listener(session, pair) for pair in pairs]
                 for listener in listeners:
                     await servers.enter_async_context(await listener.listen(address))
+                    servers.push_async_callback(listener.end_connections)
                 await refuse_loops(session, listeners)
                 for listener in listeners:
                     listener.open()
@@ -148,6 +149,13 @@ class Listener:
         render.say(f"{where} of job {job_id} on {self._session.node_id}; Ctrl-C ends it")
         self._is_open.set()
 
+    async def end_connections(self) -> None:
+        """End all connections, those too that wait until it is open: a server's end waits for all of its own."""
+        carriers = list(self._carriers)
+        for carrier in carriers:
+            carrier.cancel()
+        await asyncio.gather(*carriers, return_exceptions=True)
+
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = cast("asyncio.Task[None]", asyncio.current_task())
         self._carriers.add(task)
@@ -159,6 +167,9 @@ class Listener:
                 await self._is_open.wait()
                 first = await beginning
             await carry_connection(self._session, self.pair.remote, reader, writer, first)
+        except asyncio.CancelledError:
+            _reset(writer)
+            raise
         finally:
             self._carriers.discard(task)
 

@@ -12,13 +12,13 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import msgspec
 import typer
 
 from penstock_cli import render
-from penstock_cli.invocation import Exit, Failure, bad_input, tell
+from penstock_cli.invocation import Exit, Failure, bad_input, become, check_devices, tell
 from penstock_cli.local.data_folder import UpOptions
 from penstock_cli.value_formats import pairs, size
 from penstock_log.services import LOGINS
@@ -213,25 +213,6 @@ def environment_of(
     if login is None:
         bad_input(f"{folder} is no data folder of `penstock up`; {otherwise}")
     return login
-
-
-def check_devices(described: str) -> None:
-    """Say now what the executor would only say to its log."""
-    from penstock_cluster.device_backend import DeviceError
-    from penstock_cluster.inventory import backends_of
-
-    try:
-        backends_of(described or "auto")
-    except DeviceError as error:
-        bad_input(f"--devices: {error}")
-
-
-def become(name: str, environment: dict[str, str]) -> NoReturn:
-    """Replace this process by a service's program; the environment is added to this one's."""
-    from penstock_bus.child_processes import module_command
-
-    env = {**os.environ, **environment}
-    os.execve(sys.executable, module_command(f"penstock_{name}"), env)  # noqa: S606 - it is to be this process
 
 
 def _supervised(work: Coroutine[Any, Any, T]) -> T:

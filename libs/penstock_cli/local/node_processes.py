@@ -76,7 +76,7 @@ async def run_node(executor: Mapping[str, str], agents: Mapping[str, Mapping[str
 
 def _agent(service: str, environment: Mapping[str, str]) -> Child:
     async def start_agent(log: IO[bytes] | None) -> Process:  # noqa: ARG001 - it goes where this process's goes
-        return await _begin(service, {"PENSTOCK_READY_FILE": "", **environment})
+        return await _begin(service, {"PENSTOCK_READY_FILE": "", "PENSTOCK_LIVE_FILE": "", **environment})
 
     return Child(
         f"{service}-agent", start_agent, None, lambda child: _log.info("agent_started", agent=service, pid=child.pid)

@@ -101,6 +101,7 @@ class ServiceTemplate:
         self._link: socket.socket | None = None
         self._starting = asyncio.Lock()
         self._forking: deque[asyncio.Future[ServiceProcess]] = deque()
+        self._heard = asyncio.Event()
         self._running: dict[int, ServiceProcess] = {}
 
     async def __aenter__(self) -> Self:
@@ -114,6 +115,9 @@ class ServiceTemplate:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End it, and before it what it has forked for a supervisor that did not wait for the answer."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_GRACE_S):
+                await self._all_answered()
         await asyncio.gather(*(end(process, _GRACE_S) for process in [*self._running.values()]))
         self._disconnect()
         if self._process is not None:
@@ -158,7 +162,14 @@ class ServiceTemplate:
         self._link = ours
         return ours
 
+    async def _all_answered(self) -> None:
+        """Wait until no process is being forked, also of those that nobody waits for."""
+        while self._forking:
+            self._heard.clear()
+            await self._heard.wait()
+
     def _hear(self, link: socket.socket) -> None:
+        self._heard.set()
         try:
             body = link.recv(_MOST_BYTES)
         except BlockingIOError:

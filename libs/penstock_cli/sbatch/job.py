@@ -66,6 +66,8 @@ class SbatchJob(msgspec.Struct, kw_only=True):
     became : list of str
         What became of each option, in the order in which they were given.
     parsable, test_only, wait, quiet, verbose : bool
+    singleton : bool
+        Whether it waits for all jobs of its name and user that are not over when it is submitted.
     """
 
     fields: dict[str, Any] = {}
@@ -80,6 +82,7 @@ class SbatchJob(msgspec.Struct, kw_only=True):
     test_only: bool = False
     wait: bool = False
     quiet: bool = False
+    singleton: bool = False
     verbose: bool = False
 
 
@@ -197,7 +200,7 @@ class _Translation:
         for word in filter(None, text.split(",")):
             kind, *ids = word.split(":")
             if kind == "singleton":
-                self._refuse("dependency", "singleton: submit an array of which one job runs at a time: --array=0-9%1")
+                self.job.singleton = True
             elif kind not in AFTER or not ids or not all(ids):
                 self._refuse("dependency", f"expected {', '.join(AFTER)}, each with :ID")
             elif any("+" in one for one in ids):

@@ -71,7 +71,12 @@ _HONOURED: Final = _options(
     ("cpus-per-gpu", "", "value", "`cpus` for each device"),
     ("cpus-per-task", "c", "value", "`cpus` for each device: those of a node's tasks, divided among its devices"),
     ("deadline", "", "value", "the script is not begun where its time could not be over by then: the job fails"),
-    ("dependency", "d", "value", "`after`: `after`, `afterok`, `afterany`, `afternotok`, `aftercorr`, all of them"),
+    (
+        "dependency",
+        "d",
+        "value",
+        "`after`: `after`, `afterok`, `afterany`, `afternotok`, `aftercorr`, all of them; `singleton`: all of its name",
+    ),
     ("error", "e", "value", "a file where the script runs, beside `penstock logs`"),
     ("exclude", "x", "value", "`exclude`: nodes that it does not run on"),
     ("export", "", "value", "the variables of the shell: ALL (as in Slurm, if nothing is said), NONE, or a list"),

@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +24,7 @@ STDIN: Final = "<stdin>"
 _MOST_BYTES: Final = 4 << 20
 """What Slurm takes of a script, if its administrator has not said otherwise."""
 _LINE: Final = re.compile(r"#SBATCH(?=\s|$)(.*)")
+_HEREDOC: Final = re.compile(r"(?<!<)<<-?\s*\\?['\"]?(\w+)['\"]?")
 _HETEROGENEOUS: Final = ("hetjob", "packjob")
 
 
@@ -36,11 +38,14 @@ class SbatchScript(msgspec.Struct, frozen=True, kw_only=True):
         The last part of its path; what it is called on the node and, if nothing else is said, the job's name.
     given : list of GivenOption
         The options of its lines, in their order.
+    unread : tuple of int
+        The numbers of its lines that look like such ones, and stand below its first command.
     """
 
     name: str
     body: bytes
     given: list[GivenOption]
+    unread: tuple[int, ...] = ()
 
 
 def is_script(path: str) -> bool:
@@ -86,8 +91,11 @@ def of_text(path: str, body: bytes) -> SbatchScript:
     _check(path, body)
     given: list[GivenOption] = []
     problems: list[str] = []
-    for number, line in enumerate(body.decode(errors="surrogateescape").split("\n"), 1):
+    lines = body.decode(errors="surrogateescape").split("\n")
+    begin = len(lines) + 1
+    for number, line in enumerate(lines, 1):
         if line.strip() and not line.startswith("#"):
+            begin = number
             break  # a command: what stands below is a comment to sbatch
         if (found := _LINE.match(line)) is None:
             continue
@@ -97,7 +105,27 @@ def of_text(path: str, body: bytes) -> SbatchScript:
             problems.append(str(error))
     if problems:
         raise SbatchError("\n".join(problems))
-    return SbatchScript(name="slurm_script" if path == STDIN else Path(path).name, body=body, given=given)
+    name = "slurm_script" if path == STDIN else Path(path).name
+    return SbatchScript(name=name, body=body, given=given, unread=tuple(_unread(lines, begin)))
+
+
+def _unread(lines: Sequence[str], begin: int) -> Iterator[int]:
+    """
+    Yield the numbers of ``#SBATCH`` lines from a line on, but for those of texts within a script (``<< EOF``).
+
+    Examples
+    --------
+    >>> list(_unread(["date", "#SBATCH -n 2", "cat > x << 'EOF'", "#SBATCH -n 3", "EOF", "#SBATCH -n 4"], 1))
+    [2, 6]
+    """
+    end = ""
+    for number, line in enumerate(lines[begin - 1 :], begin):
+        if end:
+            end = "" if line.strip() == end else end
+        elif _LINE.match(line):
+            yield number
+        elif found := _HEREDOC.search(line):
+            end = found[1]
 
 
 def _check(path: str, body: bytes) -> None:

@@ -22,7 +22,7 @@ from penstock_cli.sbatch.script import SbatchScript
 
 COMMAND: Final = ("/bin/sh", "-c", 'exec "$PENSTOCK_CODE_DIR/bin/penstock-batch" "$@"')
 """What a job runs, with the script's name and its arguments behind it."""
-PROGRAMS: Final = ("srun", "scontrol", "scancel", "squeue", "sbatch", "sacct", "sstat", "salloc")
+PROGRAMS: Final = ("srun", "scontrol", "scancel", "squeue", "sbatch", "sacct", "sstat", "salloc", "sinfo")
 _PACKAGE: Final = "penstock_batch"
 _NOT_EXPORTED: Final = ("SLURM_", "SBATCH_", "SRUN_", "PENSTOCK_", "BASH_FUNC_srun")
 _EXPORTED: Final = ("PENSTOCK_URL", "PENSTOCK_CREDENTIALS", "PENSTOCK_CONTEXT", "PENSTOCK_CONFIG")

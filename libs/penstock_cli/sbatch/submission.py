@@ -26,15 +26,24 @@ from penstock_cli.sbatch.job import SbatchJob
 from penstock_cli.sbatch.options import OPTIONS, GivenOption, SbatchError
 from penstock_cli.sbatch.script import SbatchScript
 from penstock_log import JobSpec
+from penstock_log.spec import MOST_DEPENDENCIES
 
 if TYPE_CHECKING:
     from penstock.gateway_client import GatewayClient
     from penstock_log import views
 
+LOGIN_VARIABLE: Final = "SBATCH_PENSTOCK_LOGIN"
+"""Names the secret that is the login of a job's user within the job; jobs that it submits have it too."""
+_CREDENTIALS: Final = "PENSTOCK_CREDENTIALS"
 _LEAST_ID: Final = 100_000_000
 _IDS: Final = 900_000_000
 """So that a number and an index behind it are less than 2 ** 31, as seeds and ports are reckoned from them."""
 _TRIES: Final = 3
+_MOST_LINES: Final = 5
+_OPEN: Final = ("PD", "R", "PR", "CG")
+_MOST_OPEN: Final = 100_000
+_MEMBER: Final = re.compile(r"(?<=\d)-\d+$")
+"""The index of a job of an array; the others of the array wait for it anyway, or are waited for."""
 _CONFLICT: Final = 409
 _CPU_KINDS: Final = ["cpu"]
 
@@ -101,6 +110,9 @@ def prepare(
     fields["cwd"] = submission.absolute(str(overrides.get("cwd") or os.path.join(cwd, job.chdir)))
     fields["command"] = (*spool.COMMAND, script.name, *words)
     fields["digest"] = hashlib.sha256(script.body).hexdigest()
+    login = dict(fields.get("secret_files") or {}).get(_CREDENTIALS) or environ.get(LOGIN_VARIABLE, "")
+    if login:
+        fields["secret_files"] = {**dict(fields.get("secret_files") or {}), _CREDENTIALS: login}
     spec = spec_file.job(spec_file.EMPTY, fields)
     whole, environment = spool.exported(job.export, job.export_file, environ)
     job.plan |= {
@@ -109,9 +121,15 @@ def prepare(
         "name": overrides.get("name") or job.plan.get("name") or script.name,
         "time_limit_s": spec.time_limit_s,
         "partition": spec.pool,
+        "login": login,
     }
     if spec.kinds == tuple(_CPU_KINDS) and not job.plan["has_gpus"]:
         job.notes.append("it asks for no GPU, and runs on a device of kind `cpu`; --gres=gpu:1 asks for a GPU")
+    if script.unread:
+        lines = ", ".join(map(str, script.unread[:_MOST_LINES]))
+        job.notes.append(
+            f"{script.name}:{lines}: #SBATCH below the first command is a comment, to sbatch too; move it up"
+        )
     text = array or job.array
     indices = value_formats.array(text) if text else None
     return BatchSubmission(spec=spec, job=job, script=script, environment=environment, indices=indices)
@@ -149,7 +167,30 @@ async def submit(client: GatewayClient, found: BatchSubmission, *, strict: bool)
     with tempfile.TemporaryDirectory(prefix="penstock-sbatch-") as folder:
         spool.write(Path(folder), found.script, found.job.plan, found.environment)
         code = (await client.upload(folder, user=found.spec.user)).digest
-    return await submit_coded(client, msgspec.structs.replace(found.spec, code=code), found.indices, strict=strict)
+    spec = msgspec.structs.replace(found.spec, code=code)
+    if found.job.singleton:
+        spec = msgspec.structs.replace(spec, after=(*spec.after, *await _earlier(client, spec)))
+    return await submit_coded(client, spec, found.indices, strict=strict)
+
+
+async def _earlier(client: GatewayClient, spec: JobSpec) -> Sequence[str]:
+    """
+    Return what a job waits for that is a singleton: all jobs of its name and its user that are not over.
+
+    Raises
+    ------
+    SbatchError
+        If there are more than a job can wait for.
+    """
+    user = spec.user or client.user or submission.user_name()
+    found = await client.jobs(name=spec.name, user=user, state=_OPEN, limit=_MOST_OPEN)
+    after = dict.fromkeys(f"afterany:{re.sub(_MEMBER, '', job.id)}" for job in found.jobs if job.name == spec.name)
+    if len(after) > MOST_DEPENDENCIES:
+        raise SbatchError(
+            f"--dependency=singleton: {len(after):,} jobs are called {spec.name}, and a job waits for "
+            f"{MOST_DEPENDENCIES:,} at most; submit an array of which one runs at a time: --array=0-9%1"
+        )
+    return list(after)
 
 
 async def submit_coded(

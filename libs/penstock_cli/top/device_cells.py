@@ -3,7 +3,8 @@ Devices as cells, by node, in the colour of who holds them.
 
 A node takes one line or more: its name and state, then two characters for each device, grouped by kind. They are the
 first letters of the holder's name, or of the job's state; so they can be told apart without colours too. Idle devices
-are two dots, drained ones two dashes, and those of lost nodes two crosses.
+are two dots, drained ones two dashes, and those of lost nodes two crosses. A node that is up has the state ``pilot``
+where it is of an allocation.
 """
 
 from __future__ import annotations
@@ -85,7 +86,9 @@ class DeviceMap:
         where = f"{node.id}/{view.kind}{view.index} ({view.kind}, {render.size(view.memory_bytes)}), pool {node.pool}"
         idle = f"idle, {node.state}{f' ({node.reason})' if node.reason else ''}"
         heard = f"heard {span(now_s - node.heard_s)} ago" if node.heard_s is not None else ""
-        return "; ".join(filter(None, (where, self._holder(view, now_s) or idle, heard)))
+        stays = f", for {span(node.until_s - now_s)} more" if node.until_s > now_s else ""
+        pilot = f"pilot {node.pilot}{stays}" if node.pilot else ""
+        return "; ".join(filter(None, (where, self._holder(view, now_s) or idle, pilot, heard)))
 
     def legend(self) -> list[Span]:
         """Return who holds how many devices, the most first."""
@@ -122,7 +125,7 @@ class DeviceMap:
             name = state = ""
         return [
             (fitted(name, wide) + " ", "bold" if line.is_first else ""),
-            (fitted(state, 9), NODE_STYLES.get(state, "")),
+            (fitted("pilot" if state == "up" and line.node.pilot else state, 9), NODE_STYLES.get(state, "")),
             (fitted(kind, 7) + " ", "dim"),
         ]
 

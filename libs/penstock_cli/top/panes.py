@@ -178,7 +178,10 @@ class DevicePane(LineList):
 
     def show_devices(self, found: views.DevicesView) -> None:
         """Draw these devices from now on."""
-        self._seen_nodes, self._now_s = found.nodes, found.now_s
+        self._seen_nodes = [
+            node for node in found.nodes if node.state != "left" or any(one.job_ids for one in node.devices)
+        ]
+        self._now_s = found.now_s
         self._holders = {job.id: job for job in found.jobs}
         self._draw()
 

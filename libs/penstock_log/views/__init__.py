@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from penstock_log.views.allocations import (
         AllocationsView,
         AllocationView,
+        PilotOutlook,
         PilotTrialView,
         PilotView,
     )
@@ -122,6 +123,9 @@ if TYPE_CHECKING:
     from penstock_log.views.series import SeriesView, SweepSeriesView, TrialSeries
     from penstock_log.views.stats import (
         DEVICE_STATES,
+        PILOT_ENDS,
+        PILOT_STATES,
+        AllocationStatsView,
         PoolStatsView,
         StatsView,
     )
@@ -136,7 +140,7 @@ else:
     _NAMES = {
         "accounts": "UsageRowView UsageView WaitsView",
         "aggregation": "AggregatedJobView AggregationView AggregatorUseView",
-        "allocations": "AllocationView AllocationsView PilotTrialView PilotView",
+        "allocations": "AllocationView AllocationsView PilotOutlook PilotTrialView PilotView",
         "answers": (
             "ActAnswer EnterAnswer EventsView EventView JobRow JobsView JobView RejectedListView RejectedView "
             "StoryLine StoryView SubmitAnswer UploadView View"
@@ -152,7 +156,7 @@ else:
         "jobs": "DryRunView JobDetail ProfileView RankView ResizeView RunView SizedRunView SizingView WhyView",
         "nodes": "DeviceView NodeMemoryView NodesView NodeView ReplicaView StatusView",
         "series": "SeriesView SweepSeriesView TrialSeries",
-        "stats": "DEVICE_STATES PoolStatsView StatsView",
+        "stats": "DEVICE_STATES PILOT_ENDS PILOT_STATES AllocationStatsView PoolStatsView StatsView",
         "timeline": "TimelineDevice TimelineJobView TimelineNodeView TimelineSpan TimelineView",
     }
     """The names of each module, which is loaded when one of them is used: a list of jobs needs one of them."""
@@ -168,10 +172,13 @@ else:
 
 __all__ = [
     "DEVICE_STATES",
+    "PILOT_ENDS",
+    "PILOT_STATES",
     "ActAnswer",
     "AggregatedJobView",
     "AggregationView",
     "AggregatorUseView",
+    "AllocationStatsView",
     "AllocationView",
     "AllocationsView",
     "BulkAnswer",
@@ -201,6 +208,7 @@ __all__ = [
     "NodesView",
     "NotificationRuleView",
     "NotificationsView",
+    "PilotOutlook",
     "PilotTrialView",
     "PilotView",
     "PoliciesView",

@@ -22,8 +22,11 @@ class PilotView(View, frozen=True, kw_only=True):
     nodes : tuple of str
         Its nodes that have joined.
     reason : str
-        For which jobs it was planned; of one that waits at its provider for what, if that says so; of one that has
-        ended, why.
+        For which jobs it was planned; of one that has ended, why.
+    waits : str
+        Why it has not started, as its provider says.
+    withdrawn_s : float or None
+        Since when it is to be cancelled before it starts, as no job would run on it any more.
     """
 
     id: str
@@ -37,6 +40,8 @@ class PilotView(View, frozen=True, kw_only=True):
     joined_s: Optional[float] = None
     ended_s: Optional[float] = None
     reason: str = ""
+    waits: str = ""
+    withdrawn_s: Optional[float] = None
 
 
 class AllocationView(View, frozen=True, kw_only=True):
@@ -55,6 +60,8 @@ class AllocationView(View, frozen=True, kw_only=True):
         Pilots that failed one after the other since the last one joined.
     failure : str
         Why the last one did.
+    refused : dict of str to str
+        User whose jobs its pilots refuse, and bring no other pilot until it is resumed → why.
     devices : str
         What a node of its pilots had last, such as ``4 a100``; empty before the first one joined.
     pilots : tuple of PilotView
@@ -70,6 +77,7 @@ class AllocationView(View, frozen=True, kw_only=True):
     made: int = 0
     failures: int = 0
     failure: str = ""
+    refused: dict[str, str] = {}
     devices: str = ""
     pilots: tuple[PilotView, ...] = ()
 
@@ -79,6 +87,33 @@ class AllocationsView(View, frozen=True, kw_only=True):
 
     allocations: tuple[AllocationView, ...]
     seq: int = 0
+
+
+class PilotOutlook(View, frozen=True, kw_only=True):
+    """
+    What an allocation could do for a job that waits.
+
+    Attributes
+    ----------
+    state : {"coming", "able", "failing", "full", "paused", "unable"}
+        ``coming``: pilots that would hold it are on their way. ``able``: it may submit one. ``failing``: the last one
+        failed, and it tries again. ``full``: it has as many as it may. ``unable``: its pilots could not run the job.
+    pilots : int
+        Its pilots now.
+    text : str
+        All of that in a sentence, with what to do where anything is.
+    """
+
+    name: str
+    provider: str
+    state: str
+    pilots: int
+    text: str
+
+    @property
+    def is_hopeful(self) -> bool:
+        """Whether it may bring a node that holds the job, and nobody has to do anything for that."""
+        return self.state not in {"paused", "unable"}
 
 
 class PilotTrialView(View, frozen=True, kw_only=True):

@@ -44,6 +44,10 @@ class NodeDevicesView(View, frozen=True, kw_only=True):
         Where it stands: its label of the innermost level of its pool's topology, else ``topology.rack`` or ``rack``.
     heard_s : float or None
         When this gateway last heard it; None where it has not, and in answers about the past.
+    pilot : str
+        The pilot of an allocation that it is of; empty where it is of none.
+    until_s : float
+        Until when it stays; 0: until somebody stops it.
     """
 
     id: str
@@ -53,6 +57,8 @@ class NodeDevicesView(View, frozen=True, kw_only=True):
     rack: str = ""
     reason: str = ""
     heard_s: Optional[float] = None
+    pilot: str = ""
+    until_s: float = 0.0
 
 
 class HolderView(View, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ from penstock_log.facts import KindSpeed, RunEnded, Scalability
 from penstock_log.job_state import Parked, Size
 from penstock_log.spec import JobSpec, MemoryNeed
 from penstock_log.usage import Usage
+from penstock_log.views.allocations import PilotOutlook
 from penstock_log.views.answers import JobView, View
 
 
@@ -33,8 +34,9 @@ class WhyView(View, frozen=True, kw_only=True):
     Attributes
     ----------
     cause : str
-        The dominant one: one of :data:`penstock_log.decision_facts.Cause` for a waiting job, ``undecided`` where no
-        round has looked at it yet, else ``running``, ``stopping`` or ``finished``.
+        The dominant one: one of :data:`penstock_log.decision_facts.Cause` for a waiting job, ``pilot`` where no present
+        node holds it and an allocation may bring one, ``undecided`` where no round has looked at it yet, else
+        ``running``, ``stopping`` or ``finished``.
     evidence : str
         What shows it, in figures.
     remedy : str
@@ -60,6 +62,8 @@ class WhyView(View, frozen=True, kw_only=True):
     prices : dict of str to float
         Of a waiting job's pool: what one more device of each kind would save, in seconds of completion time, by the
         last round that worked it out.
+    allocations : tuple of PilotOutlook
+        Of a waiting job: what each allocation of its pool could do for it, those that may bring something first.
     """
 
     id: str
@@ -78,6 +82,7 @@ class WhyView(View, frozen=True, kw_only=True):
     resized: Optional[ResizeView] = None
     freed: dict[str, int] = {}
     prices: dict[str, float] = {}
+    allocations: tuple[PilotOutlook, ...] = ()
 
 
 class RunView(View, frozen=True, kw_only=True, omit_defaults=True):
@@ -215,6 +220,8 @@ class DryRunView(View, frozen=True, kw_only=True):
         Jobs with which it would share its devices.
     size : str
         Of an elastic job: the size that was tried, and when it is decided what it gets.
+    allocations : tuple of PilotOutlook
+        Where it would wait: what each allocation of its pool could do for it.
     """
 
     starts: bool
@@ -229,6 +236,7 @@ class DryRunView(View, frozen=True, kw_only=True):
     alternative: Optional[Alternative] = None
     beside: tuple[str, ...] = ()
     size: str = ""
+    allocations: tuple[PilotOutlook, ...] = ()
 
 
 class SizedRunView(View, frozen=True, kw_only=True):

@@ -57,6 +57,10 @@ class NodeView(View, frozen=True, kw_only=True):
         How jobs are held to their part of its memory; empty: they are not.
     containers : tuple of str
         What runs the images of jobs there; empty: nothing.
+    pilot : str
+        The pilot of an allocation that it is of; empty where it is of none.
+    until_s : float
+        Until when it stays, as nodes of pilots do; 0: until somebody stops it.
     image : str
         The image in which its executor runs, whose jobs need nothing of that; empty: none.
     """
@@ -73,6 +77,8 @@ class NodeView(View, frozen=True, kw_only=True):
     host_memory_bytes: int = 0
     held_by: str = ""
     containers: tuple[str, ...] = ()
+    pilot: str = ""
+    until_s: float = 0.0
     image: str = ""
 
 

@@ -12,6 +12,11 @@ from penstock_log.views.answers import View
 DEVICE_STATES: Final = ("busy", "idle", "drained", "failed", "leaving", "lost", "left")
 """States of a device: a job has it, or nobody, or it takes no jobs, or it is out of order, or its node is away."""
 
+PILOT_STATES: Final = ("planned", "waiting", "starting", "running")
+"""States of a pilot that has not ended: in the log alone, in its provider's queue, started, with a node."""
+PILOT_ENDS: Final = ("finished", "cancelled", "failed", "refused", "lost")
+"""How pilots end, as :data:`penstock_log.allocation_facts.PilotEnd` has them."""
+
 
 class PoolStatsView(View, frozen=True, kw_only=True):
     """
@@ -48,6 +53,30 @@ class PoolStatsView(View, frozen=True, kw_only=True):
     open_time: dict[str, DeviceTime] = {}
 
 
+class AllocationStatsView(View, frozen=True, kw_only=True):
+    """
+    One allocation.
+
+    Attributes
+    ----------
+    pilots : dict of str to int
+        Each of :data:`PILOT_STATES` → pilots.
+    paused : bool
+        Whether no pilots are submitted until somebody resumes it.
+    failures : int
+        Pilots that failed one after the other since the last one joined.
+    ended : dict of str to int
+        Each of :data:`PILOT_ENDS` → pilots since it was added.
+    """
+
+    name: str
+    pool: str
+    pilots: dict[str, int] = {}
+    paused: bool = False
+    failures: int = 0
+    ended: dict[str, int] = {}
+
+
 class StatsView(View, frozen=True, kw_only=True):
     """
     The figures of all pools.
@@ -58,9 +87,12 @@ class StatsView(View, frozen=True, kw_only=True):
         How far this gateway has folded the log, and the log's last sequence.
     archived_jobs : int
         Jobs that were archived.
+    allocations : tuple of AllocationStatsView
+        By name.
     """
 
     pools: tuple[PoolStatsView, ...]
     seq: int
     last_seq: int
     archived_jobs: int = 0
+    allocations: tuple[AllocationStatsView, ...] = ()

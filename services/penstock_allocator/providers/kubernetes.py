@@ -102,11 +102,14 @@ class KubernetesProvider:
                 found[name] = pod_state.gone(last)
         return found
 
-    async def cancel(self, job: ProviderJob, place: PilotFolder) -> None:  # noqa: ARG002 - the port's
+    async def cancel(self, job: ProviderJob, place: PilotFolder, *, only_waiting: bool = False) -> None:  # noqa: ARG002 - the port's
         """Delete a pilot's Pod, which has its grace; see :meth:`PilotProvider.cancel`."""
         namespace, _, name = job.id.partition("/")
         with self._as_silence():
-            await self._remove(namespace, f"pods/{name}")
+            if only_waiting:
+                await self._remove_waiting(namespace, f"pods/{name}")
+            else:
+                await self._remove(namespace, f"pods/{name}")
 
     async def clear(self, job: ProviderJob, place: PilotFolder) -> None:
         """Delete the Pod of an ended pilot; its Secret goes with it; see :meth:`PilotProvider.clear`."""
@@ -185,6 +188,17 @@ class KubernetesProvider:
             await self._ask("DELETE", namespace, path)
         except KubernetesRefused as error:
             if error.code != NOT_FOUND:
+                raise
+
+    async def _remove_waiting(self, namespace: str, path: str) -> None:
+        """Delete a Pod in the state in which it was seen to wait; one that has changed since stays."""
+        try:
+            pod = await self._ask("GET", namespace, path)
+            if pod_state.job_of(pod, self._clock()).state == "waiting":
+                seen = {"preconditions": {"resourceVersion": pod["metadata"]["resourceVersion"]}}
+                await self._ask("DELETE", namespace, path, body=seen)
+        except KubernetesRefused as error:
+            if error.code not in {NOT_FOUND, CONFLICT}:
                 raise
 
     async def _ask(self, method: str, namespace: str, path: str, **more: Any) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from typing import Any, Final
 
 import yaml
 
-from penstock_allocator.pilot_script import POD_CHECKPOINTS, POD_LOGIN, TOKEN, PilotFolder, margin_s
+from penstock_allocator.pilot_script import POD_CHECKPOINTS, POD_LOGIN, TOKEN, PilotFolder
+from penstock_cluster.allocations import margin_s
 from penstock_log import AllocationSpec
 from penstock_log.allocation_spec import PodOptions
 

@@ -6,7 +6,7 @@ import asyncio
 import os
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import IO, Final, Literal, NamedTuple, Protocol
 
 from penstock_allocator.pilot_script import PilotFolder
 from penstock_log import AllocationSpec
@@ -78,8 +78,8 @@ class PilotProvider(Protocol):
         One that ended a while ago may be missing, as one that was never submitted is.
         """
 
-    async def cancel(self, job: ProviderJob, place: PilotFolder) -> None:
-        """End a pilot; one that has ended is passed over."""
+    async def cancel(self, job: ProviderJob, place: PilotFolder, *, only_waiting: bool = False) -> None:
+        """End a pilot, or with ``only_waiting`` one that has not started; others are passed over."""
 
     async def clear(self, job: ProviderJob, place: PilotFolder) -> None:
         """Remove what an ended pilot has left at its provider; the log has its end by then."""
@@ -107,8 +107,10 @@ async def run_command(command: Sequence[str], *, stdin: bytes = b"") -> CommandR
     """
     Run a command of a provider.
 
-    Its input is a file and not a pipe: one that ends before it has read it leaves a pipe to which nobody can write. It
-    does not have the variables of the allocator's own settings: sbatch would hand them on to the pilot.
+    Its input is a file and not a pipe: one that ends before it has read it leaves a pipe to which nobody can write. Its
+    output goes to files as well: what it leaves running, such as a pilot, has a copy of its pipes under some event
+    loops (uvloop), and they would not end before that does. It does not have the variables of the allocator's own
+    settings: sbatch would hand them on to the pilot.
 
     Raises
     ------
@@ -116,35 +118,43 @@ async def run_command(command: Sequence[str], *, stdin: bytes = b"") -> CommandR
         If it is not installed here, or does not end within :data:`LONGEST_S`.
     """
     try:
-        with tempfile.TemporaryFile() as given:
+        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as problem:
             given.write(stdin)
             given.seek(0)
             process = await asyncio.create_subprocess_exec(
                 *command,
                 stdin=given,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
+                stdout=output,
+                stderr=problem,
                 env={name: value for name, value in os.environ.items() if _is_passed(name)},
             )
+            await _ended(process, command[0])
+            return CommandResult(process.returncode or 0, _text(output), _text(problem))
     except OSError as error:
         raise ProviderSilent(
             f"{command[0]} cannot be run on the allocator's machine: {error.strerror}; run `penstock service "
             "allocator` where it can"
         ) from error
+
+
+async def _ended(process: asyncio.subprocess.Process, name: str) -> None:
+    """Wait for a command's end, which is brought about where it takes too long, or nobody waits any more."""
     try:
         async with asyncio.timeout(LONGEST_S):
-            output, problem = await process.communicate()
+            await process.wait()
     except TimeoutError as error:
         process.kill()
         await process.wait()
-        raise ProviderSilent(f"{command[0]} did not end within {LONGEST_S:.0f} s") from error
+        raise ProviderSilent(f"{name} did not end within {LONGEST_S:.0f} s") from error
     except asyncio.CancelledError:
         process.kill()
         await process.wait()
         raise
-    return CommandResult(
-        process.returncode or 0, output.decode("utf-8", "replace").strip(), problem.decode("utf-8", "replace").strip()
-    )
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode("utf-8", "replace").strip()
 
 
 def _is_passed(name: str) -> bool:

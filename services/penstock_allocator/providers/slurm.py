@@ -67,9 +67,9 @@ class SlurmProvider:
                 found[name] = ProviderJob(number, _state(state), (hosts,) if hosts else (), _reason(state, reason))
         return found
 
-    async def cancel(self, job: ProviderJob, place: PilotFolder) -> None:  # noqa: ARG002 - the port's
+    async def cancel(self, job: ProviderJob, place: PilotFolder, *, only_waiting: bool = False) -> None:  # noqa: ARG002 - the port's
         """End a pilot by ``scancel``; see :meth:`PilotProvider.cancel`."""
-        done = await run_command(["scancel", job.id])
+        done = await run_command(["scancel", *(["--state=PENDING"] if only_waiting else []), job.id])
         if done.code and "invalid job id" not in done.error.lower():
             raise ProviderSilent(f"scancel: {_said(done)}")
 
@@ -123,6 +123,8 @@ def _state(state: str) -> Literal["waiting", "running", "ended", "cancelled"]:
 
 
 def _reason(state: str, reason: str) -> str:
+    if state == "PENDING":
+        return "" if reason == "None" else reason
     return state if reason in {"None", ""} else f"{state}: {reason}"
 
 

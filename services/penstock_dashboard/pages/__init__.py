@@ -10,6 +10,7 @@ In reading order:
 * ``log_page``: A job's output.
 * ``sweep_page``: All sweeps, and one.
 * ``timeline_page``: Who held which device when.
+* ``allocations_page``: Allocations and their pilots.
 * ``users_page``: Device time by user, team, pool, model, kind or job, with quotas and even shares.
 * ``what_if_page``: The log once more, under another policy or with more devices.
 """

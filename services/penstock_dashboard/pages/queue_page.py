@@ -36,6 +36,7 @@ CAUSES: Final = {
     "node_down": "its node is down",
     "never_fits": "can never fit",
     "no_nodes": "its pool has no node",
+    "pilot": "waits for a pilot",
     "held": "on hold",
     "undecided": "no round yet",
 }

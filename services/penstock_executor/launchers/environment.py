@@ -134,6 +134,8 @@ def environment_of(
         **_aggregation(job, placement.epoch, site),
         AgentEnv.JOB_ID: job.id,
         AgentEnv.EPOCH: str(placement.epoch),
+        AgentEnv.STARTS: str(job.attempts - bool(job.started_s)),  # it may have begun on another node already
+        AgentEnv.EXECUTED_S: f"{job.executed_s:.3f}",
         AgentEnv.NODE: site.node_id,
         AgentEnv.RANK: str(member.rank),
         AgentEnv.LOCAL_RANK: str(member.local_rank),

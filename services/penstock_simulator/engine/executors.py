@@ -30,6 +30,7 @@ from penstock_log import (
     JobSubmitted,
     JobTable,
     NodeJoined,
+    NodeLeaving,
     NodeLeft,
     Outcome,
     Placement,
@@ -131,16 +132,28 @@ class VirtualExecutors:
         for run in list(self._here[node_id].values()):
             self._event_queue.at(now_s, self._start, run)
 
+    def begin_leaving(self, leaving: NodeLeaving) -> None:
+        """Say that a node leaves, and have its runs save: they end as preempted runs do, before the node has left."""
+        self._append(subjects.node(leaving.node_id), leaving, f"executor/{leaving.node_id}")
+        now_s = self._engine.now_s
+        for run in self._stopped_on(leaving.node_id):
+            self._event_queue.at(now_s + self._stop_s(run), self._end_all, run, _shutting_down(leaving.node_id))
+
     def leave(self, left: NodeLeft) -> None:
         """Shut a node down in good order: its runs are preempted, then the node leaves."""
-        self._parked.pop(left.node_id, None)
-        reason = f"node {left.node_id} is shutting down"
-        for run in list(self._here[left.node_id].values()):
-            run.asked, run.parks = True, False  # nothing is kept on a node that leaves
+        for run in self._stopped_on(left.node_id):
+            self._end_all(run, _shutting_down(left.node_id))
+        self._append(subjects.node(left.node_id), left, f"executor/{left.node_id}")
+
+    def _stopped_on(self, node_id: str) -> list[VirtualRun]:
+        """Have the runs of a node stop and save; nothing is kept on a node that leaves. Return them."""
+        self._parked.pop(node_id, None)
+        found = list(self._here[node_id].values())
+        for run in found:
+            run.asked, run.parks = True, False
             if not run.halted:
                 self._halt(run, self._engine.now_s, saved=True)
-            self._end_all(run, reason)
-        self._append(subjects.node(left.node_id), left, f"executor/{left.node_id}")
+        return found
 
     def cancel(self, fact: JobCancelled) -> None:
         """Cancel a job; if it runs, its run stops."""
@@ -386,6 +399,8 @@ class Environment:
         for subject, fact, actor in script.facts:
             if isinstance(fact, NodeLeft):
                 at(fact.at_s, self._executors.leave, fact)
+            elif isinstance(fact, NodeLeaving):
+                at(fact.at_s, self._executors.begin_leaving, fact)
             elif isinstance(fact, NodeJoined):
                 at(fact.at_s, self._executors.repair, fact)
             elif isinstance(fact, JobCancelled):
@@ -440,3 +455,7 @@ class Environment:
         again = msgspec.structs.replace(joined, at_s=now_s, incarnation=str(int(joined.incarnation) + 1))
         self._executors.repair(again)
         self._engine.event_queue.at(now_s + next(uptimes_s), self._fail, again, uptimes_s, repair_s)
+
+
+def _shutting_down(node_id: str) -> str:
+    return f"node {node_id} is shutting down"

@@ -233,7 +233,9 @@ class ShadowFollower:
         return self.plan.pool in {"", pool}
 
     def _apply_real(self, subject: str, fact: AnyEvent, touched: list[Job]) -> None:
-        if isinstance(fact, _ALSO_HERE):
+        if self.live and isinstance(fact, NodeLeaving):
+            self.executors.begin_leaving(fact)
+        elif isinstance(fact, _ALSO_HERE):
             self._append(subject, fact)
             self._apply_people(fact, touched)
         elif isinstance(fact, NodeJoined | NodeLeft):

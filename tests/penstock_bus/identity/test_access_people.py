@@ -432,11 +432,13 @@ async def is_let_in(server: Server, login: Login) -> bool:
 async def test_a_former_owners_login_ends_when_another_owns_the_server(tmp_path: Path) -> None:
     async with running(ServerSettings(data_dir=tmp_path, owner="olga")) as started, issuing_for(started):
         olga = await login_of(started, "olga", 0)
-    async with running(ServerSettings(data_dir=tmp_path, owner="oleg")) as started:
-        async with raw(msgspec.structs.replace(olga, url=started.url)) as former:  # before it is known who there is
-            async with issuing_for(started):
-                await eventually(lambda: former.is_closed)
-                assert not await is_let_in(started, olga)
+    async with (
+        running(ServerSettings(data_dir=tmp_path, owner="oleg")) as started,
+        raw(msgspec.structs.replace(olga, url=started.url)) as former,  # before it is known who there is
+        issuing_for(started),
+    ):
+        await eventually(lambda: former.is_closed)
+        assert not await is_let_in(started, olga)
 
 
 async def test_an_owners_revoked_login_stays_out_while_the_server_starts_again(tmp_path: Path) -> None:

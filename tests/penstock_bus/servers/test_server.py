@@ -128,3 +128,19 @@ async def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "nats").write_text("")
     with pytest.raises(ServerError, match=r"cannot be started in .*nats: File exists; make room on the disk"):
         await Server(ServerSettings(data_dir=tmp_path)).start()
+
+
+async def test_a_server_whose_logins_cannot_be_written_says_so_and_keeps_those_that_it_had(tmp_path: Path) -> None:
+    async with running(ServerSettings(data_dir=tmp_path)) as server:
+        had = server.logins
+        await server.kill()
+        written = tmp_path / logins.SERVICE_LOGINS / logins.file_name("matcher")
+        written.unlink()
+        (written / "in the way").mkdir(parents=True)
+        with pytest.raises(ServerError, match=r"logins cannot be written in .*: Is a directory; make room on the disk"):
+            await server.start()
+        assert (server.logins, CLIENT in had) == (had, True)
+        assert server.process is None or server.process.returncode is not None
+        (written / "in the way").rmdir(), written.rmdir()
+        await server.start()
+        assert server.logins.keys() == had.keys()

@@ -18,14 +18,28 @@ Run = Callable[..., tuple[int, str, str]]
 
 def test_what_follows_two_dashes_goes_to_sbatch(penstock: Run, gateway: FakeGateway) -> None:
     words = ("alloc", "add", "slurm", "--name", "lab", "--max-pilots", "4", "--walltime", "60", "--idle", "0")
-    words += ("--kind", "a100,h100", "--gpus", "2", "--nodes", "2", "--env", "A=b", "--", "--partition=gpu", "-A", "x")
+    words += (
+        "--kind",
+        "a100,h100",
+        "--gpus",
+        "2",
+        "--nodes",
+        "2",
+        "--env",
+        "A=b",
+        "--agents",
+        "--",
+        "--partition=gpu",
+        "-A",
+        "x",
+    )
     assert penstock(*words)[:2] == (0, "added\n")
     (ask,) = gateway.asked
     assert isinstance(ask, request_bodies.AllocationRequest)
     assert (ask.name, ask.spec.max_pilots, ask.spec.walltime_s, ask.spec.idle_s) == ("lab", 4, 3600.0, 0.0)
     assert (ask.spec.kinds, ask.spec.gpus, ask.spec.nodes) == (("a100", "h100"), 2, 2)
     assert ask.spec.options == ("--partition=gpu", "-A", "x")
-    assert ask.spec.environment == {"A": "b"}
+    assert (ask.spec.environment, ask.spec.agents) == ({"A": "b"}, True)
     assert ask.by
 
 
@@ -103,6 +117,29 @@ def test_allocations_are_listed_and_shown_with_their_pilots(penstock: Run, gatew
     assert json.loads(penstock("alloc", "show", "lab", "-o", "json")[1])["devices"] == "2 a100"
     code, _, told = penstock("alloc", "show", "other")
     assert (code, "known: lab" in told) == (4, True)
+
+
+def test_of_a_thousand_pilots_those_on_their_way_are_shown_first_and_not_all(
+    penstock: Run, gateway: FakeGateway
+) -> None:
+    running = [views.PilotView(id=f"lab-{n}", state="running", joined_s=1.0, submitted_s=1.0) for n in range(999)]
+    waiting = views.PilotView(
+        id="last", state="waiting", submitted_s=1.0, waits="Resources", reason="1 job would start"
+    )
+    spec = AllocationSpec(provider="slurm", max_pilots=1_000)
+    refused = {"ann": "the executor runs jobs of its own user alone"}
+    pilots = (*running, waiting)
+    one = views.AllocationView(name="lab", state="active", spec=spec, added_s=1.0, pilots=pilots, refused=refused)
+    gateway.allocations = views.AllocationsView(allocations=(one,), seq=7)
+    lines = penstock("alloc", "show", "lab")[1].splitlines()
+    assert "pilots: 999 running, 1 waiting" in lines
+    assert any(line.startswith("refused: jobs of ann: the executor runs jobs of its own user alone;") for line in lines)
+    first = next(at for at, line in enumerate(lines) if line.startswith("PILOT")) + 1
+    assert lines[first].split()[0] == "last"
+    assert "waits: Resources; 1 job would start" in lines[first]
+    assert lines[-1] == "950 more; `--limit 0` lists all"
+    assert len(penstock("alloc", "show", "lab", "--limit", "0")[1].splitlines()) == len(lines) + 949
+    assert len(json.loads(penstock("alloc", "show", "lab", "-o", "json")[1])["pilots"]) == 1_000
 
 
 @pytest.mark.parametrize("verb", ["rm", "pause", "resume"])

@@ -18,7 +18,7 @@ from penstock_bus.health import VERSION, Metrics, Vitals, endpoints
 from penstock_bus.memory import MemoryBus
 from penstock_cli.commands import cluster, up
 from penstock_cli.commands.cluster import node_table
-from penstock_cli.value_formats import now_s
+from penstock_cli.value_formats import clock, now_s
 from penstock_log import Device, request_bodies, views
 
 Run = Callable[..., tuple[int, str, str]]
@@ -334,6 +334,18 @@ def test_nodes_that_left_are_listed_where_all_are_asked_for_with_when(penstock: 
     assert everything[3].endswith("1h00m ago")
     found = msgspec.json.decode(penstock("nodes", "-o", "json")[1], type=views.NodesView)
     assert [node.id for node in found.nodes] == ["n1", "lost"]
+
+
+def test_nodes_of_pilots_say_of_which_and_until_when(penstock: Run, gateway: FakeGateway) -> None:
+    gateway.nodes = [node_view(), msgspec.structs.replace(node_view("n2"), pilot="lab-1", until_s=1_000_000.0)]
+    for words in (("nodes",), ("nodes", "-o", "wide")):
+        header, own, *_, pilot = penstock(*words)[1].splitlines()
+        assert header.split()[-2:] == ["PILOT", "UNTIL"]
+        assert own.split()[-2:] == ["-", "-"]
+        assert pilot.split()[-3] == "lab-1"
+        assert pilot.endswith(clock(1_000_000.0))
+    gateway.nodes = [node_view()]
+    assert "PILOT" not in penstock("nodes")[1]
 
 
 def test_the_doctor_warns_of_lost_nodes() -> None:

@@ -18,7 +18,7 @@ from penstock_bus import Append
 from penstock_bus.memory import MemoryBus, MemoryServer
 from penstock_cli import hoisted
 from penstock_cli.app import app
-from penstock_cli.commands import up
+from penstock_cli.commands import shadow
 from penstock_log import (
     AnyEvent,
     Commit,
@@ -154,7 +154,7 @@ def test_run_becomes_the_service_with_what_was_asked(
 ) -> None:
     became: list[tuple[str, dict[str, str]]] = []
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(up, "become", lambda name, environment: became.append((name, environment)))
+    monkeypatch.setattr(shadow, "become", lambda name, environment: became.append((name, environment)))
     code, _, err = penstock(
         "--url", "nats://here:1", "shadow", "run", "-p", "2d-las", "--set", "thresholds_gpu_s=60,600", "--pool", "night"
     )

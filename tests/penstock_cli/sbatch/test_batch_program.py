@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import time
 from pathlib import Path
 from subprocess import TimeoutExpired
 
@@ -110,6 +111,60 @@ def test_a_script_is_not_begun_where_it_says_so(tmp_path: Path, options: str, ep
     done = run.run()
     assert (done.stdout, done.returncode) == ("", 1)
     assert why in done.stderr
+
+
+def test_a_run_that_never_began_counts_neither_for_no_requeue_nor_for_the_deadline(tmp_path: Path) -> None:
+    """The third placement of a job whose first one was refused by its node, and whose second one ran for 50 minutes."""
+    deadline = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + 30 * 60))  # noqa: TID251
+    left = "$((SLURM_JOB_END_TIME - SLURM_JOB_START_TIME))"
+    body = f'#!/bin/sh\n#SBATCH -G1 -t 60\necho "begun ${{SLURM_RESTART_COUNT:-0}} {left}"\n'
+    again = {"PENSTOCK_EPOCH": "3", "PENSTOCK_STARTS": "1", "PENSTOCK_EXECUTED_S": "3000.000"}
+    (tmp_path / "late").mkdir()
+    late = BatchRun(tmp_path / "late", body, options=f"--deadline={deadline}", **again)
+    assert late.run().stdout == "begun 1 600\n"
+    never = {"PENSTOCK_EPOCH": "3", "PENSTOCK_STARTS": "0", "PENSTOCK_EXECUTED_S": "0.000"}
+    assert BatchRun(tmp_path, body, options="--no-requeue", **never).run().stdout == "begun 0 3600\n"
+
+
+def test_a_step_that_waits_for_room_ends_at_a_term(tmp_path: Path) -> None:
+    body = """#!/bin/bash
+#SBATCH --gpus=1 -n1
+srun --gpus=1 sh -c 'echo up; exec sleep 100' &
+until grep -q up out 2> /dev/null; do sleep 0.05; done
+srun --gpus=1 true &
+until [ "$(ls $PENSTOCK_BATCH_DIR/steps | wc -l)" = 2 ]; do sleep 0.05; done
+kill $!; wait $!; echo "waited $?"
+srun --exact --overlap -n1 true; echo "beside $?"
+kill %1; wait
+"""
+    (process,) = BatchRun(tmp_path, body.replace("echo up", "echo up > out")).begin()
+    output, errors = process.communicate(timeout=60)
+    assert output.splitlines() == ["waited 143", "beside 0"], errors
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("-r x", "--relative 'x' is no number of a node"),
+        ("-w n[", "--nodelist: 'n[' is no list of hosts"),
+        ("-x n[a]", "--exclude: [a] holds no numbers"),
+        ("--time=soon", "--time 'soon': expected such as 90"),
+        ("-N 2-1", "--nodes '2-1': expected a number, or the fewest and the most"),
+        ("-N 3-4", "the step asks for 3 nodes, and the job has 2"),
+    ],
+)
+def test_what_was_typed_wrongly_of_a_step_is_told_before_it_begins(tmp_path: Path, options: str, said: str) -> None:
+    done = BatchRun(tmp_path, f"#!/bin/sh\n#SBATCH -N2 --gres=gpu:1\nsrun {options} true\n", nodes="n1:2").run()
+    assert (done.returncode, done.stderr.strip()) == (1, f"srun: error: {done.stderr.strip()[13:]}")
+    assert said in done.stderr
+
+
+def test_a_step_may_have_no_time_limit_and_a_range_of_nodes(tmp_path: Path) -> None:
+    body = (
+        "#!/bin/sh\n#SBATCH -N2 --gres=gpu:1\nsrun --time=UNLIMITED -N 1-2 echo on\nsrun -t INFINITE -N 2-2 echo all\n"
+    )
+    done = BatchRun(tmp_path, body, nodes="n1:2").run()
+    assert sorted(done.stdout.split()) == ["all", "all", "on", "on"], done.stderr
 
 
 def test_the_environment_is_that_of_a_login_shell_where_none_is_exported(tmp_path: Path) -> None:

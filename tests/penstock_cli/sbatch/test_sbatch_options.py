@@ -141,7 +141,6 @@ def test_options_become_fields(lines: list[str], wanted: dict[str, object]) -> N
         (["-G1", "-N 1-4"], "say --nodes=1"),
         (["--gres=gpu:a:1,gpu:b:1"], "devices of one kind"),
         (["--gres=shard:2"], "`shard`"),
-        (["-G1", "-d singleton"], "submit an array"),
         (["-G1", "-d afterok:1?afterok:2"], "`?`"),
         (["-G1", "-d after:1+5"], "`+MINUTES`"),
         (["-G1", "-C 'ib&a100'"], "expected device kinds"),

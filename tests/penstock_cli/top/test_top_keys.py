@@ -7,7 +7,7 @@ import pytest
 from gateway_cases import NOW_S, ended, joined, placed, preempted, started, waits
 from top_screens import TopScreen, job, top_screen
 
-from penstock_log import UserSet, Wait, subjects
+from penstock_log import NodeLeft, UserSet, Wait, subjects
 from penstock_log.request_bodies import RunProgress
 
 pytestmark = pytest.mark.slow
@@ -40,6 +40,13 @@ async def test_an_empty_cluster_says_so() -> None:
         await screen.sees("no job is chosen")
         await screen.press("4")
         await screen.sees("no job is chosen")
+
+
+async def test_nodes_that_left_in_good_order_are_not_among_the_devices() -> None:
+    async with top_screen(joined("stays"), joined("gone"), NodeLeft(node_id="gone", at_s=NOW_S)) as screen:
+        await screen.press("1")
+        await screen.sees("stays")
+        assert "gone" not in screen.text
 
 
 async def test_what_runs_is_first_then_what_waits_then_what_has_ended() -> None:

@@ -160,6 +160,15 @@ def test_a_device_says_for_whom_it_is_given_up_and_why_its_node_is_drained() -> 
     assert "idle, draining (new driver)" in cells.about(0, 1, 1.0)
 
 
+def test_a_node_of_a_pilot_is_marked_and_says_for_how_long_it_stays() -> None:
+    nodes = [devices_of("n1", pilot="lab-1", until_s=61.0), devices_of("n2", state="leaving", pilot="lab-2")]
+    cells = device_map(nodes, {"j1": holder()}, "user", 80, UNICODE)
+    assert text_of(cells.row(0)).split()[:2] == ["n1", "pilot"]
+    assert text_of(cells.row(1)).split()[:2] == ["n2", "leaving"]
+    assert "pilot lab-1, for 1m00s more" in cells.about(0, 1, 1.0)
+    assert cells.about(1, 1, 1.0).endswith("pilot lab-2")
+
+
 def test_a_node_with_many_devices_takes_several_lines() -> None:
     cells = device_map([devices_of("n1", *[()] * 80)], {}, "user", 80, UNICODE)
     assert len(cells.lines) == 5

@@ -20,7 +20,7 @@ from virtual_invariants import Invariants
 from penstock_bus.decider import Fold
 from penstock_gateway.machine import GatewaySettings
 from penstock_gateway.machine import decider as gateway_decider
-from penstock_log import JobFinished, NodeLeft, subjects
+from penstock_log import JobFinished, NodeLeaving, NodeLeft, RunEnded, RunStarted, subjects
 from penstock_simulator.engine.cluster_script import Failures, RunCosts, of_trace, relative
 from penstock_simulator.engine.engine import EventEngine
 from penstock_simulator.engine.executors import VirtualExecutors
@@ -265,6 +265,23 @@ def test_a_job_that_is_about_to_be_parked_is_not_where_its_node_leaves(tmp_path:
     assert outcome.preemptions.tolist() == [1, 0, 0]
     assert outcome.finished.all()
     assert '"parked"' not in log.read_text()
+
+
+def test_a_job_is_preempted_once_its_node_begins_to_leave_and_not_when_it_has_left(tmp_path: Path) -> None:
+    log, cluster = tmp_path / "log", parse("2x1")
+    jobs, costs = trace((0.0, 1, 100.0), (0.0, 1, 100.0)), RunCosts(stop_s=2.0)
+    script = of_trace(jobs, cluster, relative(None, cluster), costs)
+    node = script.nodes[0]
+    leaving = NodeLeaving(at_s=20.0, node_id=node.node_id)
+    left = NodeLeft(at_s=30.0, node_id=node.node_id)
+    back = msgspec.structs.replace(node, at_s=60.0, incarnation="2")
+    facts = [(subjects.node(node.node_id), fact, "test") for fact in (leaving, left, back)]
+    outcome = play(replace(script, facts=facts), "fifo", SimulationOptions(log=log, costs=costs))
+    assert outcome.preemptions.tolist().count(1) == 1
+    told = [fact for delivery in decode(log.read_text().splitlines()) for fact in delivery.commit.facts]
+    assert [fact.at_s for fact in told if isinstance(fact, RunEnded) and fact.outcome == "preempted"] == [22.0]
+    assert [fact.at_s for fact in told if isinstance(fact, RunStarted)][-1] == 60.0
+    assert outcome.finished.all()
 
 
 def test_a_job_of_a_failed_node_resumes_from_its_last_checkpoint() -> None:

@@ -33,6 +33,7 @@ from penstock_log import (
     Demand,
     JobCancelled,
     JobHeld,
+    NodeLeaving,
     NodeLeft,
     PolicySet,
     Preemption,
@@ -191,6 +192,13 @@ def test_a_node_that_left_and_came_back_runs_jobs_again() -> None:
     shadow = followed(plan("fifo"), commits(node(), submitted("j1", 2.0), left, node(20.0)))
     assert [at_s for at_s, _ in starts(shadow.take())] == [2.0, 20.0]
     assert shadow.executors.tasks["j1"].preemptions == 1
+
+
+def test_a_job_goes_on_elsewhere_once_its_node_begins_to_leave() -> None:
+    leaving, left = NodeLeaving(node_id="n1", at_s=9.0), NodeLeft(node_id="n1", at_s=15.0)
+    facts = (node(), submitted("j1", 2.0), node(3.0, "n2"), leaving, left)
+    shadow = followed(plan("fifo"), commits(*facts))
+    assert [at_s for at_s, _ in starts(shadow.take())] == [2.0, 9.0]
 
 
 def test_an_executor_that_was_started_again_keeps_its_runs() -> None:

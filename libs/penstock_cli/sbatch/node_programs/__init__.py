@@ -12,5 +12,6 @@ In reading order:
 * ``srun``: One process for each task of a step.
 * ``local_tasks``: Tasks on this machine.
 * ``task_link``: The link between the nodes of an allocation, over which tasks are started.
-* ``job_control``: ``scontrol``, ``scancel``, ``squeue`` and ``sbatch`` within a job.
+* ``job_control``: ``scontrol``, ``scancel`` and ``sbatch`` within a job.
+* ``job_list``: ``squeue``, ``sacct`` and ``scontrol show job``: Penstock's jobs as Slurm lists them.
 """

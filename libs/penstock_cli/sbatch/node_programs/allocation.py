@@ -77,8 +77,24 @@ def read(environ: Mapping[str, str], plan: Plan) -> RunAllocation:
             raise BatchError(f"{name} has {count} of its devices, and the script asks for {each} on each node")
         nodes += [BatchNode(name, machine, devices[at : at + each]) for at in range(0, len(devices), each)]
     job_id, array_id, index = numbers(environ)
-    restarts = max(0, int(environ.get("PENSTOCK_EPOCH") or 1) - 1) + int(environ.get("SLURM_RESTART_COUNT") or 0)
+    restarts = begun_before(environ) + int(environ.get("SLURM_RESTART_COUNT") or 0)
     return RunAllocation(job_id, array_id, index, restarts, nodes, tasks_of(plan, nodes))
+
+
+def begun_before(environ: Mapping[str, str]) -> int:
+    """
+    Return how many runs of the job have begun before this one.
+
+    One that its node refused, or that was lost before its start, has not; executors that do not tell of it count it.
+    """
+    starts = environ.get("PENSTOCK_STARTS", "")
+    return int(starts) if starts else max(0, int(environ.get("PENSTOCK_EPOCH") or 1) - 1)
+
+
+def limit_left_s(environ: Mapping[str, str], plan: Plan) -> float:
+    """Return how much of the job's time limit is left, of which its runs have a part each; 0 without a limit."""
+    limit_s = float(plan.get("time_limit_s") or 0)
+    return max(0.0, limit_s - float(environ.get("PENSTOCK_EXECUTED_S") or 0)) if limit_s else 0.0
 
 
 def numbers(environ: Mapping[str, str]) -> Sequence[str]:

@@ -38,6 +38,7 @@ _LOGIN_S = 60.0
 _LONGEST_INTERPRETER = 100
 """Characters of an interpreter's path in a script's first line, which old kernels cut."""
 REQUEUED = "requeued"
+SCRIPT_PID = "script"
 
 
 def main() -> NoReturn:
@@ -59,7 +60,7 @@ def _run(environ: dict[str, str]) -> int:
     machines, port = int(environ.get("WORLD_SIZE") or 1), int(environ.get("MASTER_PORT") or 0)
     if int(environ.get("RANK") or 0):
         return _serve(environ, plan, secret, (environ["MASTER_ADDR"], port))
-    _refuse_to_begin(plan, allocation)
+    _refuse_to_begin(environ, plan)
     run_dir = tempfile.mkdtemp(prefix="penstock-batch-")
     registry: Optional[Registry] = None
     script, code = BatchScript(folder, plan, allocation, run_dir), 1
@@ -94,12 +95,12 @@ def _write_programs(path: str, folder: str) -> None:
         os.chmod(os.path.join(path, name), 0o700)
 
 
-def _refuse_to_begin(plan: Plan, allocation: RunAllocation) -> None:
+def _refuse_to_begin(environ: Mapping[str, str], plan: Plan) -> None:
     """End the job where it says that it may not be begun again, or not so late."""
-    if allocation.restarts and not plan.get("requeue", True):
+    if allocations.begun_before(environ) and not plan.get("requeue", True):
         raise BatchError("the job was begun before, and --no-requeue says that it is not begun again")
-    deadline_s, limit_s = float(plan.get("deadline_s") or 0), float(plan.get("time_limit_s") or 0)
-    if deadline_s and time.time() + limit_s > deadline_s:  # noqa: TID251 - the clock of the node on which it begins
+    deadline_s, left_s = float(plan.get("deadline_s") or 0), allocations.limit_left_s(environ, plan)
+    if deadline_s and time.time() + left_s > deadline_s:  # noqa: TID251 - the clock of the node on which it begins
         raise BatchError("its --deadline is over before it could end")
 
 
@@ -187,6 +188,8 @@ class BatchScript:
             env=self._variables(environ),
             start_new_session=True,
         )
+        with open(os.path.join(self._run_dir, SCRIPT_PID), "w") as file:
+            file.write(str(process.pid))
         readers = [
             threading.Thread(target=self._copy, args=(pipe.fileno(), fd, file), daemon=True)
             for pipe, fd, file in ((process.stdout, 1, files[0]), (process.stderr, 2, files[1]))
@@ -293,7 +296,7 @@ class BatchScript:
             }
         )
         if plan.get("time_limit_s"):
-            env["SLURM_JOB_END_TIME"] = str(now_s + int(plan["time_limit_s"]))
+            env["SLURM_JOB_END_TIME"] = str(now_s + int(allocations.limit_left_s(environ, plan)))
         return env
 
     def _open_input(self) -> int:

@@ -1,8 +1,9 @@
 """
-``scontrol``, ``scancel``, ``squeue`` and ``sbatch`` within a job that was submitted as a script of sbatch.
+``scontrol``, ``scancel``, ``squeue``, ``sacct`` and ``sbatch`` within a job that was submitted as a script of sbatch.
 
 ``scontrol show hostnames`` and ``show hostlist`` need nothing but the allocation. The others ask Penstock, as the job's
-user, by the command line that is on the job's ``PATH``.
+user, by the command line that is on the job's ``PATH``, else the node's own. A job has no login but what its user has
+there: one in the home, or a secret (``--secret-file PENSTOCK_CREDENTIALS=NAME``).
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import subprocess
 import sys
 from typing import NoReturn, Optional, Sequence
 
+from . import job_list
 from .allocation import BatchError
-from .batch import REQUEUED
+from .batch import REQUEUED, SCRIPT_PID
 from .hostlist import compress, expand
 
 
@@ -55,7 +57,7 @@ def _show(what: str, rest: Sequence[str]) -> Optional[int]:
     elif what in ("job", "jobs") and (not rest or _is_own(rest[0])):
         _say(_job_text())
     elif what in ("job", "jobs"):
-        return _penstock("show", _id(rest[0]))
+        return _show_others([word for words in rest for word in words.split(",")])
     elif what in ("node", "nodes"):
         return _penstock("nodes")
     else:
@@ -84,6 +86,16 @@ def _is_own(word: str) -> bool:
 def _id(word: str) -> str:
     """Return Penstock's id of a job that was typed in Slurm's way."""
     return os.environ["PENSTOCK_JOB_ID"] if _is_own(word) else word.replace("_", "-").lower()
+
+
+def _show_others(words: Sequence[str]) -> int:
+    """Show jobs in Slurm's form."""
+    asked = job_list.ListOptions({"jobs": ",".join(words)})
+    rows = job_list.ask(asked, _outside(), _id, ended=True)
+    if not rows:
+        raise BatchError(f"there is no job {' or '.join(words)} that this one's user may see")
+    _say("\n".join(map(job_list.job_text, rows)))
+    return 0
 
 
 def _job_text() -> str:
@@ -118,9 +130,12 @@ def _requeue(word: str) -> int:
         if not json.load(file).get("requeue", True):
             raise BatchError("requeue: the job was submitted with --no-requeue, and is not begun again; it goes on")
     own = os.environ["PENSTOCK_JOB_ID"]
-    done = subprocess.run(
-        ["penstock", "sbatch", "--requeue-of", own], stdout=subprocess.PIPE, env=_outside(), text=True, check=False
-    )
+    env = _outside()
+    words = [*job_list.program(env), "sbatch", "--requeue-of", own]
+    try:
+        done = subprocess.run(words, stdout=subprocess.PIPE, env=env, text=True, check=False)
+    except OSError as error:
+        raise BatchError(f"requeue: {job_list.missing_program(error)}") from error
     if done.returncode:
         raise BatchError("requeue: the job could not be submitted anew, as said above; it goes on")
     sys.stderr.write(f"penstock: {own} was submitted anew as {done.stdout.strip()}\n")
@@ -132,21 +147,61 @@ def _requeue(word: str) -> int:
 
 def scancel(words: Sequence[str]) -> int:
     """Cancel jobs, or send this job's script a signal."""
-    ids = [word for word in words if not word.startswith("-")]
-    options = [word for word in words if word.startswith("-") and word not in ("-Q", "--quiet")]
-    if options or not ids:
+    options, rest = job_list.split_options(words, _OF_SCANCEL, "quiet:Q verbose:v me batch:b full:f")
+    ids = [_id(word) for words in rest for word in words.split(",")]
+    if options.has("signal"):
+        return _signal(ids, options)
+    filters: list[str] = []
+    for option, flag in (("name", "-n"), ("jobname", "-n"), ("partition", "--pool"), ("state", "-s")):
+        if options.has(option):
+            value = options.given[option]
+            filters += [flag, job_list.penstock_state(value) if option == "state" else value]
+    user = options.given.get("user", "")
+    if options.has("me") or user:
+        filters += ["-u", "me" if options.has("me") or user == os.environ.get("USER") else user]
+    if not ids and not filters:
+        raise BatchError("there is no job; expected ids, or --user, --me, --name, --state or --partition")
+    if ids and filters:
+        raise BatchError(f"{filters[0]}: ids and filters do not go together; give one of them")
+    return _penstock("cancel", "-y", *filters, *ids)
+
+
+_OF_SCANCEL = "user:u name:n jobname state:t partition:p signal:s"
+
+
+def _signal(ids: Sequence[str], options: job_list.ListOptions) -> int:
+    """Send a signal to this job's steps, its script, or both, as ``scancel --signal`` does."""
+    if list(ids) != [os.environ["PENSTOCK_JOB_ID"]]:
         raise BatchError(
-            "{}: expected the ids of jobs; `penstock cancel` takes filters".format(options[0] if options else "no job")
+            "--signal: only of the job in which it is typed; `penstock exec ID -- kill` enters another one"
         )
-    return _penstock("cancel", *[_id(word) for word in ids])
+    text = options.given["signal"].upper()
+    signum = int(text) if text.isdigit() else getattr(signal, text if text.startswith("SIG") else "SIG" + text, None)
+    if signum is None:
+        raise BatchError(f"--signal {text}: there is no such signal")
+    folder = os.environ["PENSTOCK_BATCH_DIR"]
+    pids: list[int] = []
+    if not options.has("batch"):
+        pids += [int(name) for name in os.listdir(os.path.join(folder, "steps")) if name.isdigit()]
+    if options.has("batch") or options.has("full"):
+        with open(os.path.join(folder, SCRIPT_PID)) as file:
+            pids.append(int(file.read()))
+    for pid in pids:
+        try:
+            os.kill(pid, signum)
+        except ProcessLookupError:
+            continue  # it has just ended
+    return 0
 
 
 def squeue(words: Sequence[str]) -> int:
-    """List jobs, where no form of the list is asked for."""
-    formed = [word for word in words if word.startswith(("-o", "-O", "--format", "--Format", "-h", "--noheader"))]
-    if formed:
-        raise BatchError(f"{formed[0]}: the form of the list is Penstock's own; `penstock ps -o json` is for programs")
-    return _penstock("ps", "-a")
+    """List jobs that are not over."""
+    return job_list.squeue(words, _outside(), _id)
+
+
+def sacct(words: Sequence[str]) -> int:
+    """List jobs, those that are over too."""
+    return job_list.sacct(words, _outside(), _id)
 
 
 def sbatch(words: Sequence[str]) -> int:
@@ -157,25 +212,34 @@ def sbatch(words: Sequence[str]) -> int:
 def missing(words: Sequence[str]) -> int:
     """Say that there is no such program."""
     raise BatchError(
-        f"{' '.join(words)}: there is no such program; `penstock usage` and `penstock show` tell what jobs have used"
+        f"{' '.join(words)}: there is no such program; `penstock usage` and `penstock show` tell what jobs have used, "
+        "`penstock nodes` which nodes there are"
     )
 
 
 def _penstock(*words: str) -> int:
+    env = _outside()
     try:
-        return subprocess.run(["penstock", *words], env=_outside(), check=False).returncode
+        code = subprocess.run([*job_list.program(env), *words], env=env, check=False).returncode
     except OSError as error:
-        raise BatchError(
-            f"penstock is not on the job's PATH ({error.strerror}); install it where the job runs"
-        ) from error
+        raise BatchError(job_list.missing_program(error)) from error
+    hint = job_list.login_hint(env) if code else ""
+    if hint:
+        sys.stderr.write(hint + "\n")
+    return code
 
 
 def _outside() -> dict[str, str]:
     """Return the environment of a person who asks Penstock: without what is the job's own."""
     kept = ("PENSTOCK_URL", "PENSTOCK_CREDENTIALS", "PENSTOCK_CONTEXT", "PENSTOCK_CONFIG")
-    return {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_") or name in kept}
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_") or name in kept}
+    with open(os.path.join(os.environ["PENSTOCK_CODE_DIR"], "plan.json")) as file:
+        login = json.load(file).get("login", "")
+    if login:  # what is submitted from here has the same login
+        env["SBATCH_PENSTOCK_LOGIN"] = login
+    return env
 
 
-_PROGRAMS = {"scontrol": scontrol, "scancel": scancel, "squeue": squeue, "sbatch": sbatch}
-for _name in ("sacct", "sstat", "salloc"):
+_PROGRAMS = {"scontrol": scontrol, "scancel": scancel, "squeue": squeue, "sacct": sacct, "sbatch": sbatch}
+for _name in ("sstat", "salloc", "sinfo"):
     _PROGRAMS[_name] = missing

@@ -37,6 +37,9 @@ _NO_EFFECT = (
 )
 _OPTIONAL = ("propagate", "no-kill")
 _SIGNALS = ("HUP", "INT", "QUIT", "USR1", "USR2", "ALRM", "TERM", "CONT")
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""Signals at which a step that waits for room ends: it has no tasks yet that could hear of them."""
+_NO_LIMIT = ("", "0", "-1", "UNLIMITED", "INFINITE")
 _MPI = ("none", "list")
 _LOOK_S = 0.2
 _MACHINES_S = 600.0
@@ -57,6 +60,35 @@ class StepOptions(NamedTuple):
         if not text.isdigit() or not int(text):
             raise BatchError(f"--{name} {text!r} is no number; expected 1 or more")
         return int(text)
+
+    def nodes(self) -> tuple[int, int]:
+        """Return the fewest and the most nodes of the step; two zeros where it was not said."""
+        least, dash, most = self.given.get("nodes", "").partition("-")
+        if not least and not dash:
+            return 0, 0
+        most = most if dash else least
+        if not (least.isdigit() and most.isdigit() and 0 < int(least) <= int(most)):
+            raise BatchError(
+                f"--nodes {self.given['nodes']!r}: expected a number, or the fewest and the most such as 1-2"
+            )
+        return int(least), int(most)
+
+    def hosts(self, name: str) -> list[str]:
+        """Return the hosts of an option."""
+        try:
+            return expand(self.given.get(name, ""))
+        except ValueError as error:
+            raise BatchError(f"--{name}: {error}") from error
+
+    def time_s(self) -> float:
+        """Return the step's time limit, in seconds; 0 where it has none."""
+        text = self.given.get("time", "")
+        if text.upper() in _NO_LIMIT:
+            return 0.0
+        try:
+            return _seconds(text)
+        except ValueError as error:
+            raise BatchError(f"--time {text!r}: expected such as 90, 30:00, 1:30:00, 1-12 or UNLIMITED") from error
 
 
 class StepTask(NamedTuple):
@@ -178,14 +210,16 @@ class Step:
         self._local: Optional[LocalTasks] = None
         self._files: dict[str, int] = {}
         self._held: list[int] = []
+        self._time_s = options.time_s()
+        self._has_begun = False
 
     def run(self) -> int:
         """Run the step to its end; return the largest exit code of its tasks."""
         mark = os.path.join(self._run_dir, "steps", str(os.getpid()))
+        for name in _SIGNALS:
+            signal.signal(getattr(signal, "SIG" + name), self._take_signal)
         with open(mark, "w"):
             pass
-        for name in _SIGNALS:
-            signal.signal(getattr(signal, "SIG" + name), lambda signum, _: self._events.put(("signal", signum)))
         try:
             return self._follow(self._start())
         finally:
@@ -194,6 +228,11 @@ class Step:
             with contextlib.suppress(OSError):
                 os.unlink(mark)
 
+    def _take_signal(self, signum: int, _frame: Any) -> None:
+        if not self._has_begun and signum in _ENDING:
+            raise SystemExit(128 + signum)
+        self._events.put(("signal", signum))
+
     # --- which tasks
     def layout(self) -> list[StepTask]:
         """Return the tasks of the step in the order of their numbers, once there is room for them."""
@@ -201,13 +240,13 @@ class Step:
         nodes = self._chosen_nodes()
         per_node = options.number("ntasks-per-node")
         total = options.number("ntasks")
-        if total and not per_node and total < len(nodes) and not options.number("nodes"):
+        if total and not per_node and total < len(nodes) and not options.nodes()[0]:
             nodes = nodes[:total]
         if per_node:
             counts = [per_node] * len(nodes)
         elif total:
             counts = self._room(nodes, total)
-        elif options.number("nodes") or len(nodes) < len(job.nodes):
+        elif options.nodes()[0] or len(nodes) < len(job.nodes):
             counts = [job.tasks[node] or 1 for node in nodes]
         else:
             counts = list(job.tasks)
@@ -225,18 +264,21 @@ class Step:
     def _chosen_nodes(self) -> list[int]:
         options, names = self._options, self._allocation.names
         nodes = list(range(len(names)))
-        wanted = expand(options.given.get("nodelist", ""))
+        wanted, left_out = options.hosts("nodelist"), options.hosts("exclude")
         unknown = [name for name in wanted if name not in names]
         if unknown:
             raise BatchError(f"--nodelist: {unknown[0]} is not of this job, which has {compress(names)}")
         if wanted:
             nodes = [node for node in nodes if names[node] in wanted]
-        nodes = [node for node in nodes if names[node] not in expand(options.given.get("exclude", ""))]
-        nodes = nodes[int(options.given.get("relative") or 0) :]
-        most = int(options.given.get("nodes", "").partition("-")[0] or len(nodes))
-        if not 0 < most <= len(nodes):
-            raise BatchError(f"the step asks for {most} nodes, and the job has {len(nodes)} for it")
-        return nodes[:most]
+        nodes = [node for node in nodes if names[node] not in left_out]
+        first = options.given.get("relative", "0")
+        if not first.isdigit():
+            raise BatchError(f"--relative {first!r} is no number of a node; the first one is 0")
+        nodes = nodes[int(first) :]
+        least, most = options.nodes()
+        if not nodes or least > len(nodes):
+            raise BatchError(f"the step asks for {least or 1} nodes, and the job has {len(nodes)} for it")
+        return nodes[: most or None]
 
     # --- which devices
     def _devices_of_tasks(self, nodes: Sequence[int], counts: Sequence[int]) -> dict[int, list[Sequence[int]]]:
@@ -316,9 +358,11 @@ class Step:
         reads = "label" in given or "output" in given or "error" in given
         self._local = LocalTasks(self._events, reads_output=reads)
         machines = {self._allocation.nodes[task.node].machine for task in tasks}
+        where = self._machines() if machines != {0} else {}
+        self._has_begun = True
         for machine in sorted(machines - {0}):
             some = [task for task in tasks if self._allocation.nodes[task.node].machine == machine]
-            self._start_there(machine, some, env, cwd, tasks)
+            self._start_there(where[str(machine)], some, env, cwd, tasks)
         for task in tasks:
             if not self._allocation.nodes[task.node].machine:
                 stdin = 0 if len(tasks) == 1 and given.get("input") != "none" else _nothing()
@@ -341,9 +385,13 @@ class Step:
         return {"t": str(number), "n": "0", "s": step, "N": self._allocation.names[0]}
 
     def _start_there(
-        self, machine: int, some: Sequence[StepTask], env: Mapping[str, str], cwd: str, tasks: Sequence[StepTask]
+        self,
+        address: Sequence[Any],
+        some: Sequence[StepTask],
+        env: Mapping[str, str],
+        cwd: str,
+        tasks: Sequence[StepTask],
     ) -> None:
-        address = self._machines()[str(machine)]
         name = self._allocation.nodes[some[0].node].name
         try:
             link = connect((address[0], address[1]), self._secret)
@@ -469,8 +517,8 @@ class Step:
     def _follow(self, left: Set[int]) -> int:
         worst, given = 0, self._options.given
         kills = given.get("kill-on-bad-exit", "0") != "0"
-        if given.get("time"):
-            self._after(_seconds(given["time"]), ("timeout",))
+        if self._time_s:
+            self._after(self._time_s, ("timeout",))
         while left:
             event = self._events.get()
             if event[0] == "output":

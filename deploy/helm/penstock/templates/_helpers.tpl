@@ -1,0 +1,181 @@
+{{/*
+What everything of a release is called: 35 characters at most, so that all that is put behind it fits, up to the names
+of pods, and no dots nor a digit at its beginning, as Services have neither. A name that is changed for that is told from
+others by a part of its hash.
+*/}}
+{{- define "penstock.fullname" -}}
+{{- $whole := ternary .Release.Name (printf "%s-penstock" .Release.Name) (contains "penstock" .Release.Name) -}}
+{{- $name := regexReplaceAll "^([0-9])" ($whole | replace "." "-") "r$1" -}}
+{{- if or (gt (len $name) 35) (ne $name $whole) -}}
+{{- printf "%s-%s" ($name | trunc 26 | trimSuffix "-") (sha256sum $whole | trunc 8) -}}
+{{- else -}}
+{{- $name -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "penstock.selector" -}}
+app.kubernetes.io/name: penstock
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end -}}
+
+{{- define "penstock.labels" -}}
+{{ include "penstock.selector" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" | trunc 63 }}
+{{- end -}}
+
+{{- define "penstock.image" -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end -}}
+
+{{/* Where the NATS server is. */}}
+{{- define "penstock.scheme" -}}
+{{ ternary "nats" "tls" (eq .Values.nats.tls.mode "none") }}
+{{- end -}}
+
+{{- define "penstock.natsHost" -}}
+{{ include "penstock.fullname" . }}-nats.{{ .Release.Namespace }}.svc
+{{- end -}}
+
+{{- define "penstock.url" -}}
+{{- if .Values.nats.enabled -}}
+{{ include "penstock.scheme" . }}://{{ include "penstock.natsHost" . }}:4222
+{{- else -}}
+{{ required "external.url says where the NATS server is, as nats.enabled is false" .Values.external.url }}
+{{- end -}}
+{{- end -}}
+
+{{/* The logins for which a Secret is made: those of libs/penstock_log/services.py, and of people and extensions. */}}
+{{- define "penstock.roles" -}}
+admin gateway profiler ranker autoscaler matcher tuner executor memory assigner aggregator allocator dashboard shadow client extension
+{{- range .Values.extensions }} extension-{{ . }}{{ end -}}
+{{- end -}}
+
+{{- define "penstock.keysSecret" -}}
+{{ .Values.nats.existingSecret | default (printf "%s-keys" (include "penstock.fullname" .)) }}
+{{- end -}}
+
+{{/* Whether the chart makes keys and logins itself. */}}
+{{- define "penstock.makesKeys" -}}
+{{- if and .Values.nats.enabled (not .Values.logins.existingSecret) -}}
+{{- if .Values.nats.existingSecret }}{{ fail "nats.existingSecret has the keys, and logins.existingSecret has to have the logins that were made by them" }}{{ end -}}
+true
+{{- end -}}
+{{- end -}}
+
+{{/* A volume with the login of one role alone, and its mount. */}}
+{{- define "penstock.loginFile" -}}
+{{ .root.Values.logins.sharedFile | default (printf "%s.json" .role) }}
+{{- end -}}
+
+{{- define "penstock.loginVolume" -}}
+- name: login-{{ .role }}
+  secret:
+    secretName: {{ .root.Values.logins.existingSecret | default (printf "%s-login-%s" (include "penstock.fullname" .root) .role) }}
+    defaultMode: 0440
+    items:
+      - key: {{ include "penstock.loginFile" . }}
+        path: {{ .role }}.json
+{{- end -}}
+
+{{- define "penstock.loginMount" -}}
+- name: login-{{ .role }}
+  mountPath: /auth/{{ .role }}
+  readOnly: true
+{{- end -}}
+
+{{/* What Pod Security Standards call restricted. */}}
+{{- define "penstock.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 10001
+runAsGroup: 10001
+fsGroup: 10001
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile:
+  type: RuntimeDefault
+{{- end -}}
+
+{{- define "penstock.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end -}}
+
+{{/*
+What all pods have. Links of services are off: a service that is called penstock-nats would put PENSTOCK_NATS_PORT and
+the like into the environment, and Penstock refuses settings that it does not know.
+*/}}
+{{- define "penstock.pod" -}}
+automountServiceAccountToken: false
+enableServiceLinks: false
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+securityContext:
+  {{- include "penstock.podSecurity" . | nindent 2 }}
+{{- end -}}
+
+{{- define "penstock.image.of" -}}
+image: {{ include "penstock.image" . | quote }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+securityContext:
+  {{- include "penstock.containerSecurity" . | nindent 2 }}
+{{- end -}}
+
+{{/* The environment of all services and executors. */}}
+{{- define "penstock.env" -}}
+- name: PENSTOCK_URL
+  value: {{ include "penstock.url" . | quote }}
+- name: PENSTOCK_LOG_FORMAT
+  value: json
+- name: PENSTOCK_READY_FILE
+  value: /tmp/penstock-ready
+- name: PENSTOCK_LIVE_FILE
+  value: /tmp/penstock-live
+{{- if .Values.config }}
+- name: PENSTOCK_CONFIG
+  value: /etc/penstock/penstock.toml
+{{- end }}
+{{- with .Values.env }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "penstock.configVolume" -}}
+{{- if .Values.config }}
+- name: config
+  configMap:
+    name: {{ include "penstock.fullname" . }}-config
+{{- end }}
+{{- end -}}
+
+{{- define "penstock.configMount" -}}
+{{- if .Values.config }}
+- name: config
+  mountPath: /etc/penstock
+  readOnly: true
+{{- end }}
+{{- end -}}
+
+{{/* A service touches these files every second: once it is ready and hears itself over the bus, and while it lives. */}}
+{{- define "penstock.fresh" -}}
+exec:
+  command: [sh, -c, test -n "$(find {{ .file }} -newermt '-{{ .age }} seconds')"]
+timeoutSeconds: 8
+{{- end -}}
+
+{{- define "penstock.spread" -}}
+topologySpreadConstraints:
+  - maxSkew: 1
+    topologyKey: kubernetes.io/hostname
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels:
+        {{- include "penstock.selector" . | nindent 8 }}
+{{- end -}}
