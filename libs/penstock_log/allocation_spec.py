@@ -87,11 +87,11 @@ class AllocationSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         Lines of shell before a node's executor begins, such as ``module load cuda``, and after its end.
     environment : dict of str to str
         Variables of the executors, such as ``PENSTOCK_EXECUTOR_RUN_AS``.
-    pod : PodOptions, optional
-        What Pods are like; of Kubernetes' pilots.
     agents : bool
         Whether a memory agent and an aggregation agent run beside each executor: jobs of several processes that
         aggregate need one.
+    pod : PodOptions, optional
+        What Pods are like; of Kubernetes' pilots.
     """
 
     provider: Provider
@@ -111,5 +111,5 @@ class AllocationSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     setup: _Script = ""
     teardown: _Script = ""
     environment: dict[str, _Word] = {}
-    pod: Optional[PodOptions] = None
     agents: bool = False
+    pod: Optional[PodOptions] = None

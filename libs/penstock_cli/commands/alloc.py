@@ -95,13 +95,13 @@ def add(
     setup: Setup = "",
     teardown: Teardown = "",
     env: Env = None,
+    agents: Agents = False,
     one_run: OneRun = False,
     image: Image = "",
     namespace: Namespace = "",
     claim: Claim = "",
     gpu_resource: GpuResource = "nvidia.com/gpu",
     pod_template: PodTemplate = "",
-    agents: Agents = False,
     output: AnswerOut = "text",
 ) -> None:
     """
@@ -134,13 +134,13 @@ def dry_run(
     setup: Setup = "",
     teardown: Teardown = "",
     env: Env = None,
+    agents: Agents = False,
     one_run: OneRun = False,
     image: Image = "",
     namespace: Namespace = "",
     claim: Claim = "",
     gpu_resource: GpuResource = "nvidia.com/gpu",
     pod_template: PodTemplate = "",
-    agents: Agents = False,
     output: AnswerOut = "text",
 ) -> None:
     """
@@ -293,13 +293,13 @@ def _spec(
     setup: str,
     teardown: str,
     env: list[str] | None,
+    agents: bool,
     one_run: bool,
     image: str,
     namespace: str,
     claim: str,
     gpu_resource: str,
     pod_template: str,
-    agents: bool,
 ) -> AllocationSpec:
     import msgspec
 
@@ -329,9 +329,9 @@ def _spec(
         setup=_script(setup, "--setup"),
         teardown=_script(teardown, "--teardown"),
         environment=environment(env or []),
+        agents=agents,
         runs=int(one_run),
         pod=pod,
-        agents=agents,
     )
     try:
         return msgspec.convert(msgspec.to_builtins(spec), AllocationSpec)
