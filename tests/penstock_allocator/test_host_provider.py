@@ -121,7 +121,7 @@ def test_a_pilot_that_runs_on_keeps_nobody_waiting_under_the_loop_of_the_service
 
     async def begin() -> None:
         await asyncio.wait_for(provider.submit(LOCAL, "p", place, ()), 30.0)
-        await provider.cancel((await provider.list_jobs({"p": place}))["p"], place)
+        await provider.cancel((await provider.list_jobs(LOCAL, {"p": place}))["p"], place)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(begin())
