@@ -350,7 +350,7 @@ def _read(file: Path) -> bytes:
 
 # --- the program
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m penstock_bus.made_keys", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m penstock_bus.made_keys", description=__doc__, allow_abbrev=False)
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--secrets", action="store_true", help="fill Secrets of the namespace of this pod")
     where.add_argument("--out", type=Path, help="fill folders in this one")

@@ -262,7 +262,7 @@ async def _main(settings: ServerSettings, args: argparse.Namespace) -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m penstock_bus.standalone", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m penstock_bus.standalone", description=__doc__, allow_abbrev=False)
     parser.add_argument("--data", type=Path, required=True, help="folder of the streams")
     parser.add_argument("--credentials", type=Path, help="folder for everybody's credentials")
     parser.add_argument("--keys", type=Path, help="folder of the keys, where they are given; it is only read")

@@ -3,7 +3,8 @@ The services of Penstock: the one list that everything else reads.
 
 Keys and permissions, the processes of ``penstock up``, ``penstock service``, ``doctor`` and the gateway's status
 come from :data:`SERVICES`. A new service needs a package ``penstock_NAME``, a line here, a service and a volume for its
-login in ``compose.yaml`` (a test compares both), and its name in the lists of import-linter in ``pyproject.toml``.
+login in ``compose.yaml``, a line in the Helm chart's values, schema and roles (tests compare both), and its name in the
+lists of import-linter in ``pyproject.toml``.
 """
 
 from __future__ import annotations

@@ -39,6 +39,9 @@ from penstock_scheduler.preemption import PreemptionCandidates, VictimChoice
 from penstock_scheduler.round_types import PreemptibleRun, RankedJob, RoundContext
 from penstock_scheduler.sharing.shared_placement import SharedPlacement
 
+MOST_BOUND: Final = 32
+"""Most jobs that are bound to nodes for which a round preempts runs: it looks at all nodes for each. Others follow."""
+
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -161,6 +164,8 @@ class _AdmissionWalk:
         A job that found nothing free and nobody to preempt; so do all behind it, while nothing has changed since.
     found_nothing : set of tuple
         Demands that got nothing: what is free shrinks on the way down the ranks, so equal ones get nothing either.
+    bound_served : int
+        How many jobs that are bound to nodes had runs preempted for them.
     """
 
     def __init__(
@@ -180,6 +185,7 @@ class _AdmissionWalk:
         self.first_sharing_left: RankedJob | None = None
         self.closed_to: RankedJob | None = None
         self.found_nothing: set[tuple[object, ...]] = set()
+        self.bound_served = 0
 
     @cached_property
     def victims(self) -> PreemptionCandidates:
@@ -255,6 +261,9 @@ class _AdmissionWalk:
         if (sharing is not None and sharing.full) or not self.victims.below(ranked):
             return False
         bound = self._is_bound(spec)
+        if bound and self.bound_served >= MOST_BOUND:
+            self.found.wake_s = self.context.now_s
+            return False
         enough = self._enough_on_nodes if bound else self._enough
         options = [(kind, found) for kind in self.victims.kinds(ranked) if (found := enough(ranked, kind))]
         if not options:
@@ -267,6 +276,7 @@ class _AdmissionWalk:
         self.found.preempted += [(victim, ranked) for victim in chosen.runs]
         self.found_nothing.clear()  # a gang that is preempted may leave more than was needed
         if bound:
+            self.bound_served += 1
             self.coming.give(freed)
             self._keep_on_nodes(ranked, self._room(spec, kind))
             return True

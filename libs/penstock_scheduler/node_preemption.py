@@ -10,6 +10,7 @@ they leave is kept where they leave it, with what is free there (:meth:`JobRoom.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -63,7 +64,7 @@ class JobRoom:
             return 0
         leaving = [device for run in runs for at, device in run.devices if at == node_id]
         count = self.there(node_id) + sum(device.kind == self.kind and fits(self.spec, device) for device in leaving)
-        if self._hosts is None:
+        if self._hosts is None or not self._binds(node_id):
             return whole_parts(self.spec, count)
         released = [device.index for device in leaving]
         if self._hosts.beyond:
@@ -102,8 +103,12 @@ class JobRoom:
         return stopping, free
 
     def _binds(self, node_id: str) -> bool:
-        hosts = self._hosts
-        return hosts is not None and (node_id in hosts.beyond or not hosts.within_shares(self.spec))
+        return self._hosts is not None and (self._asks_for_more or node_id in self._hosts.beyond)
+
+    @cached_property
+    def _asks_for_more(self) -> bool:
+        """Whether the job asks for more of any host than the shares of its devices."""
+        return self._hosts is not None and not self._hosts.within_shares(self.spec)
 
 
 def choose_on_nodes(room: JobRoom, victims: VictimsOn, *, by_position: bool = False) -> VictimChoice | None:
@@ -153,6 +158,8 @@ def _lightest_parts(room: JobRoom, victims: VictimsOn) -> list[Victim] | None:
     """Return the runs with the least sum of losses, each node's part of them chosen by itself."""
     each = max(1, room.spec.gpus_per_node)
     wanted = room.spec.gpus // each
+    if wanted == 1:
+        return _lightest_node(room, victims)
     best: dict[int, tuple[float, int, tuple[Victim, ...]]] = {0: (0.0, 0, ())}  # parts → the lightest way to have them
     for node_id, at_hand in room.at_hand.items():
         options = [(at_hand // each, ()), *_options(room, node_id, victims.get(node_id, ()), each, wanted)]
@@ -171,6 +178,31 @@ def _lightest_parts(room: JobRoom, victims: VictimsOn) -> list[Victim] | None:
     if wanted not in best:
         return None
     return list({victim.run.ranked.job_id: victim for victim in best[wanted][2]}.values())
+
+
+def _lightest_node(room: JobRoom, victims: VictimsOn) -> list[Victim] | None:
+    """
+    Return the lightest runs that leave enough on one node.
+
+    No runs of a node lose less than so many devices times the least that any of them loses for a device: nodes that
+    could not be better than the best so far are not looked at closely.
+    """
+    best: tuple[float, int] | None = None
+    found: tuple[Victim, ...] | None = None
+    for node_id in room.at_hand:
+        there = victims.get(node_id, ())
+        if not there:
+            continue
+        lacking = max(1, room.spec.gpus - room.there(node_id))
+        least = lacking * min(victim.loss_gpu_s / gain for victim, gain in there)
+        fewest = math.ceil(lacking / max(gain for _, gain in there))
+        if best is not None and (least, fewest) >= best:
+            continue
+        for _, chosen in _options(room, node_id, there, room.spec.gpus, 1):
+            weight = sum(victim.loss_gpu_s for victim in chosen), len(chosen)
+            if best is None or weight < best:
+                best, found = weight, chosen
+    return None if found is None else list(found)
 
 
 def _options(

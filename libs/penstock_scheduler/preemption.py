@@ -143,6 +143,8 @@ class PreemptionCandidates:
         self._by_row, self._worthwhile = _RunsByRow(found, loss_gpu_s), worthwhile[able]
         self._lowest = int(found.queue.max()) if len(found) else -1
         self._for: dict[tuple[object, ...], dict[str, list[tuple[_Group, int]]]] = {}
+        self._on_nodes: dict[tuple[object, ...], dict[str, list[tuple[int, int, Victim, int]]]] = {}
+        self._taken: set[int] = set()
 
     @cached_property
     def _groups(self) -> list[_Group]:
@@ -201,14 +203,34 @@ class PreemptionCandidates:
             for group, _ in self._groups_for(spec).get(kind, [])
             if self._yields(group, ranked) and not (lent and group.queue < BORROWED)
         }
-        found: defaultdict[str, list[tuple[Victim, int]]] = defaultdict(list)
-        for group in (self._groups[number] for number in sorted(open_to)):
-            by_position = self._preempts == "position"
-            for victim, _ in self._after(group, 0, ranked) if by_position else ((one, 0) for one in group.victims()):
-                gains = Counter(node_id for node_id, device in victim.run.devices if fits(spec, device))
-                for node_id, gain in gains.items():
-                    if node_id in nodes:
-                        found[node_id].append((victim, gain))
+        if not open_to:
+            return {}
+        found: dict[str, list[tuple[Victim, int]]] = {}
+        for node_id, runs in self._by_node(spec, kind).items():
+            if node_id in nodes and (
+                some := [
+                    (victim, gain)
+                    for number, row, victim, gain in runs
+                    if number in open_to
+                    and row not in self._taken
+                    and (not self.by_position or _before(ranked, victim.run))
+                ]
+            ):
+                found[node_id] = some
+        return found
+
+    def _by_node(self, spec: JobSpec, kind: str) -> Mapping[str, list[tuple[int, int, Victim, int]]]:
+        """Return node → the runs on it that have devices for a job: group, row, run and how many; taken ones too."""
+        demand = (kind, spec.kinds, spec.memory_bytes)
+        found = self._on_nodes.get(demand)
+        if found is None:
+            found = self._on_nodes[demand] = {}
+            for group, _ in self._groups_for(spec).get(kind, []):
+                for row in group.members:
+                    victim = self._by_row.victim(group.number, row)
+                    gains = Counter(node_id for node_id, device in victim.run.devices if fits(spec, device))
+                    for node_id, gain in gains.items():
+                        found.setdefault(node_id, []).append((group.number, row, victim, gain))
         return found
 
     @property
@@ -235,6 +257,7 @@ class PreemptionCandidates:
             number, row = self._by_row.rows[run.ranked.job_id]
             group = self._groups[number]
             group.members.remove(row)  # nearly always the first one
+            self._taken.add(row)
             left[group.queue] -= 1
         self._lowest = max((queue for queue, runs in left.items() if runs), default=-1)
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matcher_facts import GIB, Matcher, ended, job, matcher, node, queued, rounds, run_all, started
 
 from penstock_log import JobState, Placement
+from penstock_scheduler import admission
 from sweeps import examples
 
 
@@ -107,6 +109,16 @@ def test_who_asks_for_more_than_a_share_of_a_host_has_enough_runs_stop_for_it() 
     assert not preempted(one, 22.0)
     stop(one, 23.0, *list(stopping)[2:])
     assert "big" in run_all(one, 23.0)
+
+
+def test_a_round_preempts_for_so_many_such_jobs_and_the_next_ones_for_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(admission, "MOST_BOUND", 2)
+    one = busy({f"n{number}": 2 for number in range(5)})
+    one.given(*(job(f"big{number}", gpus=2, gpus_per_node=2, at_s=20.0) for number in range(5)))
+    each = [len(fact.preemptions) for fact in rounds(one.at(20.0).settle()) if fact.preemptions]
+    assert each == [4, 4, 2]
 
 
 @settings(max_examples=examples(60), deadline=None)

@@ -62,7 +62,7 @@ def asked(extras: tuple[str, ...]) -> list[Requirement]:
 WANTED = {
     "build": [Requirement(line) for line in PROJECT["dependency-groups"]["build"]],
     "dev": asked(("dev",)),
-    "image": asked(("examples", "oidc", "optuna")),
+    "image": asked(("examples", "kubernetes", "oidc", "optuna")),
     "supply": [Requirement(line) for line in PROJECT["dependency-groups"]["supply"]],
 }
 
