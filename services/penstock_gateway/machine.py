@@ -486,9 +486,9 @@ def _drop_ids(index: dict[str, list[str]], names: Iterable[str], gone: set[str])
 
 
 def _cancellation(state: GatewayState, job: Job, cause: int, now_s: float) -> Proposal:
-    sweep = state.sweeps[job.spec.parent]
-    by = sweep.cancelled.by if sweep.cancelled is not None else ""
-    fact = JobCancelled(at_s=now_s, job_id=job.id, by=by, reason=f"its sweep {sweep.id} was cancelled")
+    sweep = state.sweeps.get(job.spec.parent)  # one that is archived already is forgotten
+    by = sweep.cancelled.by if sweep is not None and sweep.cancelled is not None else ""
+    fact = JobCancelled(at_s=now_s, job_id=job.id, by=by, reason=f"its sweep {job.spec.parent} was cancelled")
     return Proposal(subject=subjects.job(job.id), facts=(fact,), cause=cause)
 
 

@@ -15,6 +15,7 @@ from penstock_log import (
     JobCancelled,
     JobFinished,
     JobHeld,
+    JobsArchived,
     JobState,
     ProfileSample,
     RoundDecided,
@@ -110,6 +111,11 @@ def test_the_trials_of_a_cancelled_sweep_are_cancelled_each_once(gateway: Gatewa
 
 def test_a_trial_that_arrives_after_its_sweep_was_cancelled_is_cancelled_too(gateway: Gateway) -> None:
     gateway.given(sweep(), cancelled_sweep()).when(submitted("late", parent="s1")).then(trial_cancelled("late"))
+
+
+def test_a_trial_that_is_to_be_cancelled_is_though_its_sweep_is_archived_by_then(gateway: Gateway) -> None:
+    gateway.given(sweep(), submitted("a", parent="s1"), cancelled_sweep(by="ada"))
+    gateway.when(JobsArchived(at_s=NOW_S, archive="log", job_ids=(), sweep_ids=("s1",))).then(trial_cancelled("a"))
 
 
 def test_a_trial_that_arrives_before_its_sweep_is_still_the_sweeps(gateway: Gateway) -> None:
