@@ -12,7 +12,7 @@ from _pytest.mark.expression import Expression
 import sweeps
 
 ROOT = Path(__file__).parents[2]
-ELSEWHERE = ("compose", "bench", "faults", "browser")
+ELSEWHERE = ("compose", "helm", "bench", "faults", "browser")
 MARKS = (*ELSEWHERE, "thorough", "hypothesis")
 
 
