@@ -37,7 +37,6 @@ from penstock_log import (
     JobSubmitted,
     NodeDrained,
     NodeJoined,
-    NodeLeft,
     Placement,
     RoundDecided,
     RunEnded,
@@ -88,9 +87,8 @@ def facts(begin_s: float) -> Iterator[AnyEvent]:
         )
         for number in range(6)
     )
-    yield RoundDecided(at_s=begin_s + 3_601, pool="default", waits=waiting)
+    yield RoundDecided(at_s=begin_s + 3_601, pool="default", waits=waiting, lost_nodes=("b2",))
     yield NodeDrained(at_s=begin_s + 3_500, node_id="c1", by="ann", reason="new driver")
-    yield NodeLeft(at_s=begin_s + 3_550, node_id="b2", reason="maintenance")
 
 
 def _submitted(job_id: str, user: str, at_s: float, *, gpus: int, name: str) -> JobSubmitted:
