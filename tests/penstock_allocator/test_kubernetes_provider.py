@@ -19,7 +19,6 @@ from penstock_allocator.pilot_script import PilotFolder, write_pilot
 from penstock_allocator.providers import KubernetesProvider, ProviderJob, ProviderSilent, SubmissionRefused
 from penstock_allocator.providers.kubernetes_api import KubernetesApi
 from penstock_allocator.providers.pod_manifest import pod_name
-from penstock_bus.identity.certificates import ensured
 from penstock_cluster.allocations import Allocation
 from penstock_log import AllocationSpec
 from penstock_log.allocation_spec import PodOptions
@@ -293,13 +292,11 @@ async def test_pilots_go_with_what_they_belong_to(server: KubeServer, tmp_path: 
 
 
 async def test_a_service_accounts_namespace_is_that_of_its_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    authority = ensured(tmp_path / "tls", ["localhost"]).authority
-    for name, text in (("token", TOKEN), ("namespace", "lab\n"), ("ca.crt", authority)):
-        (tmp_path / name).write_text(text)
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
-    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
-    assert await KubernetesApi(tmp_path).namespace() == "lab"
+    with KubeServer(tmp_path / "account").serving() as server:
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.port))
+        assert await KubernetesApi(tmp_path / "account").namespace() == "lab"
 
 
 async def test_pods_are_in_the_namespace_of_the_settings_where_their_allocation_names_none(

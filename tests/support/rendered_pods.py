@@ -75,7 +75,11 @@ class RenderedCluster:
         made = [one["metadata"]["name"] for one in of_kind(objects, "Secret")]
         self.api = SecretServer(folder / "api", *made, host=self.gateway)
         self.api.allowed = {
-            name for role in of_kind(objects, "Role") for rule in role["rules"] for name in rule["resourceNames"]
+            name
+            for role in of_kind(objects, "Role")
+            for rule in role["rules"]
+            if rule["resources"] == ["secrets"]
+            for name in rule.get("resourceNames", ())
         }
 
     def secret(self, name: str) -> dict[str, bytes]:
