@@ -2,8 +2,8 @@
 A Kubernetes API server for tests: state, versions, watches, selectors and refusals as the real one has them.
 
 It listens on HTTP in threads of its own, and on HTTPS where it serves accounts of Pods. What it does not have:
-admission webhooks, server-side apply, tables, and fields that nobody here asks for. A scheduler places Pods on its nodes;
-:mod:`kubelets` runs them.
+admission webhooks, server-side apply, tables, and fields that nobody here asks for. A scheduler places Pods on its
+nodes; :mod:`kubelets` runs them.
 """
 
 from __future__ import annotations
@@ -129,6 +129,7 @@ class KubeServer:
         self._http = _HttpServer(self, host)
         self.port = self._http.server_address[1]
         self.url = f"http://{host}:{self.port}"
+        self.account = account
         if account is not None:
             self._serve_accounts(account, host)
 
