@@ -7,7 +7,22 @@ from typing import Any
 
 import pytest
 import yaml
-from helm_chart import CASES, NAMESPACE, ROOT, Object, named, needs_helm, objects_of, of_kind, pods, rendered, values_of
+from helm_chart import (
+    CASES,
+    CHART,
+    NAMESPACE,
+    RELEASE,
+    ROOT,
+    Object,
+    named,
+    needs_helm,
+    objects_of,
+    of_kind,
+    pods,
+    rendered,
+    tried,
+    values_of,
+)
 from test_chart_policies import allows, env_of, labels_of, policies_for
 
 from penstock_allocator.machine import AllocatorSettings
@@ -127,6 +142,16 @@ def test_pods_of_pilots_have_names_and_the_internet_as_executors_have(objects: l
 def test_without_network_policies_there_are_none_for_pilots() -> None:
     found = rendered("--values", str(values_of("pilots")), "--set=networkPolicy.enabled=false")
     assert not of_kind(found, "NetworkPolicy")
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_notes_say_how_jobs_get_pods_and_what_is_unsafe(place: str) -> None:
+    words = ("install", RELEASE, str(CHART), "--namespace", NAMESPACE, "--dry-run=client")
+    done = tried(*words, "--set=pilots.enabled=true", f"--set=pilots.namespace={place}")
+    assert done.returncode == 0, done.stderr
+    assert "penstock alloc add kubernetes" in done.stdout
+    assert "no job will run" not in done.stdout
+    assert ("can read its keys" in done.stdout) is (place == NAMESPACE)
 
 
 def test_the_address_that_tokens_name_is_the_servers_in_its_namespace() -> None:

@@ -248,7 +248,9 @@ def test_a_job_that_waits_brings_a_pod_by_the_charts_own_rights_and_runs_there(t
             words = ["--max-pilots=1", "--walltime=10m", "--image=penstock", "--gpu-resource=", "--one-run"]
             outside(server, folder, "alloc", "add", "kubernetes", "--name=k8s", *words, "--devices=fast:1@1.0:4GiB")
             outside(server, folder, "submit", "--profile=off", "--cwd=/tmp", "--", "true")
-            found = api.wait_for(lambda: [one for one in api.pods() if one["metadata"]["namespace"] == place], "a Pod")
+            found = api.wait_for(
+                lambda: [one for one in api.pods() if one["metadata"]["namespace"] == place], "a Pod", 300.0
+            )
             name = found[0]["metadata"]["name"]
             secret = api.get(Key("secrets", place, name))["data"]
             made.give(name, {file: base64.b64decode(text) for file, text in secret.items()})
