@@ -70,6 +70,8 @@ class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     kubernetes_owner : str
         What the Pods of pilots belong to, as ``Deployment/NAME`` of their namespace: when it is deleted, they go with
         it. Empty: nothing.
+    kubernetes_namespace : str
+        Of the Pods of allocations that name none. Empty: that of the login to Kubernetes.
     """
 
     data_dir: str = "penstock-data/allocator"
@@ -81,6 +83,7 @@ class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     join_s: Annotated[float, Meta(gt=0)] = 300.0
     withdraw_s: Annotated[float, Meta(gt=0)] = 60.0
     kubernetes_owner: str = ""
+    kubernetes_namespace: str = ""
 
 
 class DemandLook(NamedTuple):

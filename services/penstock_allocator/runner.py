@@ -22,7 +22,7 @@ def providers(shell: Shell, settings: AllocatorSettings) -> dict[str, PilotProvi
     """Return the providers by name."""
     return {
         "slurm": SlurmProvider(),
-        "kubernetes": KubernetesProvider(shell.now_s, settings.kubernetes_owner),
+        "kubernetes": KubernetesProvider(shell.now_s, settings.kubernetes_owner, settings.kubernetes_namespace),
         "local": HostProvider(over_ssh=False),
         "ssh": HostProvider(over_ssh=True),
     }

@@ -202,37 +202,57 @@ def test_a_pod_that_is_not_restricted_would_be_found(path: tuple[Any, ...], valu
 
 
 # --- network policies
-def policies_for(objects: list[Object], labels: Mapping[str, str], direction: str) -> list[Object]:
+def selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    """Say whether a selector chooses something with these labels."""
+    expressions = selector.get("matchExpressions", ())
+    assert {one["operator"] for one in expressions} <= {"Exists"}
+    return selector.get("matchLabels", {}).items() <= labels.items() and all(
+        one["key"] in labels for one in expressions
+    )
+
+
+def policies_for(
+    objects: list[Object], labels: Mapping[str, str], direction: str, namespace: str = NAMESPACE
+) -> list[Object]:
     """Return the specs of the policies that hold for a pod in a direction."""
     return [
         one["spec"]
         for one in of_kind(objects, "NetworkPolicy")
-        if one["spec"]["podSelector"].get("matchLabels", {}).items() <= labels.items()
+        if one["metadata"].get("namespace", NAMESPACE) == namespace
+        and selects(one["spec"]["podSelector"], labels)
         and direction in one["spec"]["policyTypes"]
     ]
 
 
-def allows(objects: list[Object], source: Mapping[str, str], target: Mapping[str, str], port: int) -> bool:
-    """Say whether policies let a pod of this namespace talk to another one by TCP, as Kubernetes would judge."""
+def allows(
+    objects: list[Object],
+    source: Mapping[str, str],
+    target: Mapping[str, str],
+    port: int,
+    *,
+    source_in: str = NAMESPACE,
+    target_in: str = NAMESPACE,
+) -> bool:
+    """Say whether policies let a pod talk to another one by TCP, as Kubernetes would judge."""
 
-    def passes(spec: Object, direction: str, key: str, other: Mapping[str, str]) -> bool:
-        for rule in spec.get(direction, ()):
-            ports, peers = rule.get("ports"), rule.get(key)
+    def is_peer(one: Object, here: str, other: Mapping[str, str], other_in: str) -> bool:
+        if "ipBlock" in one:
+            return False
+        by_name = {"kubernetes.io/metadata.name": other_in}
+        there = selects(one["namespaceSelector"], by_name) if "namespaceSelector" in one else here == other_in
+        return there and selects(one.get("podSelector", {}), other)
+
+    def passes(direction: str, here: tuple[Mapping[str, str], str], other: tuple[Mapping[str, str], str]) -> bool:
+        (labels, place), key = here, direction.lower()
+        for rule in (rule for spec in policies_for(objects, labels, direction, place) for rule in spec.get(key, ())):
+            ports, peers = rule.get("ports"), rule.get("to" if key == "egress" else "from")
             by_port = not ports or any(one["port"] == port and one["protocol"] == "TCP" for one in ports)
-            by_peer = not peers or any(
-                "podSelector" in one
-                and "namespaceSelector" not in one
-                and one["podSelector"].get("matchLabels", {}).items() <= other.items()
-                for one in peers
-            )
-            if by_port and by_peer:
+            if by_port and (not peers or any(is_peer(one, place, *other) for one in peers)):
                 return True
         return False
 
-    leaving, coming = policies_for(objects, source, "Egress"), policies_for(objects, target, "Ingress")
-    return any(passes(spec, "egress", "to", target) for spec in leaving) and any(
-        passes(spec, "ingress", "from", source) for spec in coming
-    )
+    here, there = (source, source_in), (target, target_in)
+    return passes("Egress", here, there) and passes("Ingress", there, here)
 
 
 def labels_of(objects: list[Object]) -> dict[str, dict[str, str]]:
@@ -243,7 +263,7 @@ def labels_of(objects: list[Object]) -> dict[str, dict[str, str]]:
     }
 
 
-@pytest.mark.parametrize("case", ["minimal", "production"])
+@pytest.mark.parametrize("case", ["minimal", "production", "pilots"])
 def test_all_reach_the_server_servers_and_executors_their_like_and_nobody_anything_else(case: str) -> None:
     objects = objects_of(case)
     labels = labels_of(objects)
@@ -267,13 +287,14 @@ def test_a_pod_of_another_release_reaches_nothing_and_every_pod_of_this_one_is_u
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_pod_resolves_names_and_the_job_of_the_keys_reaches_the_api_server(case: str) -> None:
+def test_every_pod_resolves_names_and_who_has_a_token_reaches_the_api_server(case: str) -> None:
     objects = objects_of(case)
     for component, labels in labels_of(objects).items():
         rules = [rule for spec in policies_for(objects, labels, "Egress") for rule in spec.get("egress", ())]
         open_ports = {(one["protocol"], one["port"]) for rule in rules for one in rule.get("ports", ())}
         assert {("UDP", 53), ("TCP", 53)} <= open_ports
-        assert (("TCP", 6443) in open_ports) is (component == "keys")
+        talk_to_it = {"keys", "allocator"} if case == "pilots" else {"keys"}
+        assert (("TCP", 6443) in open_ports) is (component in talk_to_it)
 
 
 def test_a_server_elsewhere_is_reached_at_its_port_and_where_the_values_say() -> None:
@@ -437,6 +458,14 @@ def test_two_releases_in_a_namespace_have_nothing_in_common(others: tuple[str, s
         (["--set=archive.enabled=true", "--set=archive.accessMode=ReadWriteOnce"], "ReadWriteMany"),
         (["--set=nats.existingSecret=mine"], "logins.existingSecret"),
         (["--set=external.url=http://x:1"], "external/url"),
+        (["--set=pilots.enabled=true"], "pilots.namespace names the namespace"),
+        (["--set=pilots.namespaces=x"], "namespaces"),
+        (["--set=pilots.namespace=A_b"], "pilots/namespace"),
+        (["--set=pilots.enabled=true,pilots.namespace=x,services.allocator.replicas=0"], "needs the allocator"),
+        (
+            ["--values", str(values_of("external-nats")), "--set=pilots.enabled=true,pilots.namespace=x"],
+            "makes logins of nodes",
+        ),
     ],
 )
 def test_values_that_are_none_are_refused_by_name(words: list[str], said: str) -> None:

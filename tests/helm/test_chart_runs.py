@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import subprocess
@@ -10,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helm_chart import NAMESPACE, needs_helm, of_kind, rendered, values_of
+from helm_chart import NAMESPACE, Object, needs_helm, of_kind, rendered, values_of
+from kube_server import Key, KubeServer
 from rendered_pods import PodWaits, RenderedCluster, RunningPod, login_file, needs_root
 
 from penstock_bus.identity.certificates import ensured
@@ -202,3 +204,61 @@ def test_services_log_in_at_a_server_that_is_not_penstocks_by_one_file(tmp_path:
         finally:
             server.kill()
             server.wait()
+
+
+def roles_of(objects: list[Object], account: str) -> list[Object]:
+    """Return the Roles that are bound to a service account."""
+    bound = [
+        (one["roleRef"]["name"], one["metadata"]["namespace"])
+        for one in of_kind(objects, "RoleBinding")
+        if {"kind": "ServiceAccount", "name": account, "namespace": NAMESPACE} in one["subjects"]
+    ]
+    return [
+        one for one in of_kind(objects, "Role") if (one["metadata"]["name"], one["metadata"].get("namespace")) in bound
+    ]
+
+
+@pytest.mark.parametrize("place", [NAMESPACE, "gpu-pods"])
+def test_a_job_that_waits_brings_a_pod_by_the_charts_own_rights_and_runs_there(tmp_path: Path, place: str) -> None:
+    """The Pod finds the server by the address in its token, and trusts it by the authority that is there, too."""
+    pytest.importorskip("kr8s")
+    objects = rendered("--values", str(values_of("pilots")), *SINGLE, f"--set=pilots.namespace={place}")
+    made, account = RenderedCluster(tmp_path / "cluster", objects, {}), "demo-penstock-allocator"
+    with made.running():
+        start_job_of_keys(made)
+        api = made.servers[account] = KubeServer(tmp_path / "token", made.gateway)
+        api.roles["token"] = roles_of(objects, account)
+        api.add_node("machine")
+        for kind, resource, name in (
+            ("Deployment", "deployments", account),
+            ("ConfigMap", "configmaps", "demo-penstock-pilots"),
+        ):
+            for one in of_kind(objects, kind):
+                if one["metadata"]["name"] == name:
+                    api.create(resource, one["metadata"].get("namespace", NAMESPACE), one)
+        with api.serving():
+            start_all(made, "StatefulSet")
+            for service in ("gateway", "ranker", "matcher", "allocator"):
+                made.start("Deployment", f"demo-penstock-{service}")[0].run()
+            for pod in made.pods[1:]:
+                pod.wait_ready()
+            server, folder = pod_of(made, "nats"), tmp_path / "owner"
+            (tmp_path / "client.json").write_bytes(made.secret("demo-penstock-login-client")["client.json"])
+            outside(server, folder, "login", str(tmp_path / "client.json"))
+            words = ["--max-pilots=1", "--walltime=10m", "--image=penstock", "--gpu-resource=", "--one-run"]
+            outside(server, folder, "alloc", "add", "kubernetes", "--name=k8s", *words, "--devices=fast:1@1.0:4GiB")
+            outside(server, folder, "submit", "--profile=off", "--cwd=/tmp", "--", "true")
+            found = api.wait_for(
+                lambda: [one for one in api.pods() if one["metadata"]["namespace"] == place], "a Pod", 300.0
+            )
+            name = found[0]["metadata"]["name"]
+            secret = api.get(Key("secrets", place, name))["data"]
+            made.give(name, {file: base64.b64decode(text) for file, text in secret.items()})
+            pilot = made.pod(found[0]).run()
+            began = {"containerStatuses": [{"name": "pilot", "state": {"running": {}}}], "phase": "Running"}
+            api.change(Key("pods", place, name), {"status": began})
+            assert pilot.wait() == 0, pilot.said()  # its node leaves when the log has the end of the run
+            (job,) = json.loads(outside(server, folder, "ps", "-a", "-o", "json"))["jobs"]
+            assert job["state"] == "CD", pilot.said()
+            (owner,) = found[0]["metadata"]["ownerReferences"]
+            assert owner["kind"] == ("Deployment" if place == NAMESPACE else "ConfigMap")

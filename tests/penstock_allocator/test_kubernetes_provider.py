@@ -17,6 +17,7 @@ from kube_server import GPUS, NAMESPACE, Key, KubeServer, Object, Refused
 
 from penstock_allocator.pilot_script import PilotFolder, write_pilot
 from penstock_allocator.providers import KubernetesProvider, ProviderJob, ProviderSilent, SubmissionRefused
+from penstock_allocator.providers.kubernetes_api import KubernetesApi
 from penstock_allocator.providers.pod_manifest import pod_name
 from penstock_cluster.allocations import Allocation
 from penstock_log import AllocationSpec
@@ -84,11 +85,13 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeServ
 
 
 @asynccontextmanager
-async def pilots(folder: Path, owner: str = "", **pod: Any) -> AsyncIterator[Pilots]:
+async def pilots(
+    folder: Path, owner: str = "", namespace: str = "", pod_namespace: str = "", **pod: Any
+) -> AsyncIterator[Pilots]:
     clock = Clock()
-    provider = KubernetesProvider(clock, owner)
+    provider = KubernetesProvider(clock, owner, namespace)
     try:
-        yield Pilots(provider, folder, clock, **pod)
+        yield Pilots(provider, folder, clock, namespace=pod_namespace, **pod)
     finally:
         await provider.close()
 
@@ -286,6 +289,23 @@ async def test_pilots_go_with_what_they_belong_to(server: KubeServer, tmp_path: 
     async with pilots(tmp_path, "Job/x") as other:
         with pytest.raises(SubmissionRefused, match="kubernetes_owner is 'Job/x'"):
             await other.submit()
+
+
+async def test_a_service_accounts_namespace_is_that_of_its_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with KubeServer(tmp_path / "account").serving() as server:
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.port))
+        assert await KubernetesApi(tmp_path / "account").namespace() == "lab"
+
+
+async def test_pods_are_in_the_namespace_of_the_settings_where_their_allocation_names_none(
+    server: KubeServer, tmp_path: Path
+) -> None:
+    async with pilots(tmp_path, namespace="pilots") as lab:
+        assert (await lab.submit()).startswith("pilots/")
+    async with pilots(tmp_path, namespace="pilots", pod_namespace="others") as lab:
+        assert (await lab.submit()).startswith("others/")
 
 
 async def test_a_template_is_laid_over_the_pod(server: KubeServer, tmp_path: Path) -> None:

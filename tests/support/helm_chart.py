@@ -15,7 +15,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy" / "helm" / "penstock"
-CASES = ("minimal", "production", "external-nats")
+CASES = ("minimal", "production", "external-nats", "pilots")
 """Sets of values in the chart's folder ``ci``."""
 RELEASE, NAMESPACE = "demo", "lab"
 _FOUND = [os.environ.get("PENSTOCK_HELM", ""), str(ROOT / ".venv" / "helm" / "helm"), shutil.which("helm") or ""]

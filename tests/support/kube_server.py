@@ -1,8 +1,9 @@
 """
 A Kubernetes API server for tests: state, versions, watches, selectors and refusals as the real one has them.
 
-It listens on HTTP in threads of its own. What it does not have: admission webhooks, server-side apply, tables, and
-fields that nobody here asks for. A scheduler places Pods on its nodes; :mod:`kubelets` runs them.
+It listens on HTTP in threads of its own, and on HTTPS where it serves accounts of Pods. What it does not have:
+admission webhooks, server-side apply, tables, and fields that nobody here asks for. A scheduler places Pods on its
+nodes; :mod:`kubelets` runs them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import copy
 import json
 import re
+import ssl
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +23,8 @@ from pathlib import Path
 from time import monotonic  # noqa: TID251 - a server beside the product
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
+
+from penstock_bus.identity.certificates import ensured
 
 Object = dict[str, Any]
 NAMESPACE = "lab"
@@ -80,8 +84,17 @@ class KubeServer:
     """
     The API server and its scheduler.
 
+    Parameters
+    ----------
+    account : Path, optional
+        Folder for a service account as Pods mount it, with the token of that name; then the server speaks TLS.
+    host : str
+        Where it listens.
+
     Attributes
     ----------
+    roles : dict of str to list of dict
+        Token → Roles as manifests have them; who is named here may nothing else.
     asked : list of tuple
         Verb, resource and token of each request.
     rules : dict of str to set of tuple, or None
@@ -94,7 +107,8 @@ class KubeServer:
         Code with which all requests but an admin's are answered, and Retry-After.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, account: Path | None = None, host: str = "127.0.0.1") -> None:
+        self.roles: dict[str, list[Object]] = {}
         self.lock = threading.Condition()
         self.objects: dict[Key, Object] = {}
         self.changes: list[Change] = []
@@ -112,8 +126,22 @@ class KubeServer:
         """Called with each Pod that is made, before who has made it hears of it."""
         self.unknown: set[str] = set()
         """Tokens that are answered 401."""
-        self._http = _HttpServer(self)
-        self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
+        self._http = _HttpServer(self, host)
+        self.port = self._http.server_address[1]
+        self.url = f"http://{host}:{self.port}"
+        self.account = account
+        if account is not None:
+            self._serve_accounts(account, host)
+
+    def _serve_accounts(self, account: Path, host: str) -> None:
+        tls = ensured(account.parent / f"{account.name}-tls", [host])
+        account.mkdir(parents=True)
+        for name, text in (("ca.crt", tls.authority), ("token", account.name), ("namespace", NAMESPACE)):
+            (account / name).write_text(text)
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(tls.certificate, tls.key)
+        self._http.socket = context.wrap_socket(self._http.socket, server_side=True, do_handshake_on_connect=False)
+        self.url = f"https://{host}:{self.port}"
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[KubeServer]:
@@ -325,6 +353,7 @@ class KubeServer:
         resource, namespace = matched["resource"], matched["namespace"] or ""
         verb = _verb(method, matched["name"])
         self.authorize(verb, resource + (f"/{matched['part']}" if matched["part"] else ""), token)
+        self.authorize_by_roles(verb, matched, token)
         key = Key(resource, namespace, matched["name"] or "")
         if matched["part"] == "eviction":
             return 201, self._evict(key, body)
@@ -353,6 +382,23 @@ class KubeServer:
                 raise Refused(401, "Unauthorized", "Unauthorized")
             if token in self.rules and (verb, resource) not in self.rules[token]:
                 raise Refused(403, "Forbidden", f'{resource} is forbidden: User "{token}" cannot {verb} resource')
+
+    def authorize_by_roles(self, verb: str, asked: re.Match[str], token: str) -> None:
+        """Refuse what no Role of a token allows; what is to be made has no name yet by which it could be allowed."""
+        if token not in self.roles:
+            return
+        group = (asked["group"] or "").partition("/")[0]
+        for role in self.roles[token]:
+            for rule in role["rules"]:
+                if (
+                    role["metadata"].get("namespace", NAMESPACE) == asked["namespace"]
+                    and verb in rule["verbs"]
+                    and group in rule["apiGroups"]
+                    and asked["resource"] in rule["resources"]
+                    and (not rule.get("resourceNames") or asked["name"] in rule["resourceNames"])
+                ):
+                    return
+        raise Refused(403, "Forbidden", f'User "{token}" cannot {verb} {asked["resource"]} in {asked["namespace"]}')
 
     def _delete_as_seen(self, key: Key, options: Mapping[str, Any], grace_s: int | None) -> Object:
         """Delete an object, unless it is another by now than the request's preconditions say."""
@@ -440,8 +486,8 @@ class KubeServer:
 class _HttpServer(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, kube: KubeServer) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+    def __init__(self, kube: KubeServer, host: str) -> None:
+        super().__init__((host, 0), _Handler)
         self.kube = kube
 
     def handle_error(self, *_args: object) -> None:
@@ -479,6 +525,7 @@ class _Handler(BaseHTTPRequestHandler):
         if matched is None:
             raise Refused(404, "NotFound", "no such thing")
         self.server.kube.authorize("watch", matched["resource"], token)
+        self.server.kube.authorize_by_roles("watch", matched, token)
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Transfer-Encoding", "chunked")

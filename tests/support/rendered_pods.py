@@ -27,6 +27,7 @@ from typing import Any
 
 import pytest
 from helm_chart import NAMESPACE, ROOT, Object, named, of_kind
+from kube_server import KubeServer
 from secret_server import SecretServer, serving
 
 PROGRAMS = ("bwrap", "ip", "nsenter", "setpriv", "unshare")
@@ -41,6 +42,7 @@ _LOOK_S = 0.1
 _LOOKS = int(PATIENCE_S / _LOOK_S)
 _IMAGE_ENV = {"PYTHONUNBUFFERED": "1", "PENSTOCK_LOG_FORMAT": "json"}
 _IMAGE_FOLDERS = ("/data", "/auth", "/checkpoints", "/memory", "/aggregator", "/var/lib/penstock", "/home/penstock")
+_IMAGE_USER = {"runAsUser": 10001, "runAsGroup": 10001}
 _ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
@@ -67,6 +69,8 @@ class RenderedCluster:
         self.pods: list[RunningPod] = []
         self.names: dict[str, str] = {}
         """Names beside those of the Services, each with its address."""
+        self.servers: dict[str, KubeServer] = {}
+        """API servers for the tokens of single service accounts, which are others than that of the Secrets."""
         self._given = {name: dict(files) for name, files in secrets.items()}
         number, count = os.getpid(), next(_CLUSTERS)
         self._switch, self._ports = 0, iter(range(250))
@@ -75,8 +79,18 @@ class RenderedCluster:
         made = [one["metadata"]["name"] for one in of_kind(objects, "Secret")]
         self.api = SecretServer(folder / "api", *made, host=self.gateway)
         self.api.allowed = {
-            name for role in of_kind(objects, "Role") for rule in role["rules"] for name in rule["resourceNames"]
+            name
+            for role in of_kind(objects, "Role")
+            for rule in role["rules"]
+            if rule["resources"] == ["secrets"]
+            for name in rule.get("resourceNames", ())
         }
+
+    def server_for(self, pod: Object) -> tuple[Path, int]:
+        """Return what a pod has of its API server: the folder of its account, and the port."""
+        found = self.servers.get(pod.get("serviceAccountName", ""), self.api)
+        assert found.account is not None
+        return found.account, found.port
 
     def secret(self, name: str) -> dict[str, bytes]:
         """Return the files of a Secret as it is by now."""
@@ -297,7 +311,10 @@ class RunningPod:
         path = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
         env = {"PATH": path, "HOME": "/home/penstock", "HOSTNAME": self.name, **_IMAGE_ENV}
         env["PYTHONPATH"] = f"{ROOT / 'libs'}:{ROOT / 'services'}"
-        env |= {"KUBERNETES_SERVICE_HOST": self.cluster.gateway, "KUBERNETES_SERVICE_PORT": str(self.cluster.api.port)}
+        env |= {
+            "KUBERNETES_SERVICE_HOST": self.cluster.gateway,
+            "KUBERNETES_SERVICE_PORT": str(self.cluster.server_for(self.spec)[1]),
+        }
         if self.spec.get("enableServiceLinks") is not False:
             env |= self.cluster.links()
         for one in self.container.get("env", ()):
@@ -319,8 +336,9 @@ class RunningPod:
             found = self._volume(mount["name"], volumes.get(mount["name"]))
             words += ["--ro-bind" if mount.get("readOnly") else "--bind", str(found), mount["mountPath"]]
         if self.spec.get("automountServiceAccountToken") is not False:
-            words += ["--ro-bind", str(self.cluster.api.account), _ACCOUNT]
-            self._readable(self.cluster.api.account)
+            account, _ = self.cluster.server_for(self.spec)
+            words += ["--ro-bind", str(account), _ACCOUNT]
+            self._readable(account)
         return words
 
     def _volume(self, name: str, volume: Object | None) -> Path:
@@ -358,7 +376,7 @@ class RunningPod:
 
     def _inside(self, command: list[str], *, main: bool) -> list[str]:
         """Return a command line that runs a command in this pod's network and in the container's file system."""
-        pod, own = self.spec["securityContext"], self.container["securityContext"]
+        pod, own = {**_IMAGE_USER, **self.spec["securityContext"]}, self.container["securityContext"]
         users = self._folder / "passwd"
         if main:
             users.write_text(
@@ -374,9 +392,9 @@ class RunningPod:
         words += ["--perms", "1777", "--dir", "/dev/shm"]
         words += ["--ro-bind", str(self.hosts), "/etc/hosts", "--ro-bind", str(users), "/etc/passwd"]
         words += ["--ro-bind", str(ROOT / "examples"), "/opt/penstock/examples", *self._mounts]
-        assert own["readOnlyRootFilesystem"]
         words = _with_parents(words)
-        words += ["--remount-ro", "/", "--chdir", "/opt/penstock/examples"]
+        words += ["--remount-ro", "/"] if own.get("readOnlyRootFilesystem") else ["--perms", "1777", "--dir", "/tmp"]
+        words += ["--chdir", "/opt/penstock/examples"]
         words += [
             "setpriv",
             f"--reuid={pod['runAsUser']}",

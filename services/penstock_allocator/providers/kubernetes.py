@@ -45,6 +45,8 @@ class KubernetesProvider:
     owner : str
         Kind and name of what the Pods belong to, in their namespace, such as ``Deployment/penstock-allocator``; empty:
         they belong to nobody.
+    namespace : str
+        Of the Pods of allocations that name none; empty: that of the login.
 
     Attributes
     ----------
@@ -52,8 +54,8 @@ class KubernetesProvider:
         Called when the server says that something became of a Pod.
     """
 
-    def __init__(self, clock: Callable[[], float], owner: str = "") -> None:
-        self._clock, self._owner = clock, owner
+    def __init__(self, clock: Callable[[], float], owner: str = "", namespace: str = "") -> None:
+        self._clock, self._owner, self._namespace = clock, owner, namespace
         self._api = KubernetesApi()
         self._watches: dict[str, tuple[PodWatch, asyncio.Task[None]]] = {}
         self._owned: set[str] = set()
@@ -128,7 +130,7 @@ class KubernetesProvider:
         """Return the watch of an allocation's namespace, once it has listed the Pods there."""
         namespace = spec.pod.namespace if spec.pod is not None else ""
         with self._as_silence():
-            namespace = namespace or await self._api.namespace()
+            namespace = namespace or self._namespace or await self._api.namespace()
         if namespace not in self._watches:
             watch = PodWatch(self._api, namespace, self._note_change)
             self._watches[namespace] = watch, asyncio.create_task(watch.follow(), name=f"watch {namespace}")

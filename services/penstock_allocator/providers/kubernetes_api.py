@@ -14,6 +14,7 @@ import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -32,6 +33,7 @@ _AWAY: Final = frozenset({_UNKNOWN, 408, 429, 500, 502, 503, 504})
 CONFLICT: Final = 409
 NOT_FOUND: Final = 404
 _PATCH: Final = "application/merge-patch+json"
+_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 class KubernetesRefused(Exception):
@@ -65,16 +67,28 @@ class KubernetesSilent(Exception):
 
 
 class KubernetesApi:
-    """The API server of one cluster."""
+    """
+    The API server of one cluster.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    account : Path
+        Folder with the service account of the Pod in which this runs, if it runs in one.
+    """
+
+    def __init__(self, account: Path = _ACCOUNT) -> None:
+        self._account = account
         self._api: Api | None = None
         self._connecting = asyncio.Lock()
 
     async def namespace(self) -> str:
         """Return the namespace of the login."""
         with _errors():
-            return str((await self._connected()).namespace)
+            api = await self._connected()
+            if api.auth.active_context:
+                return str(api.namespace)
+            # The library takes "default" for a service account, whatever the account's namespace is.
+            return (self._account / "namespace").read_text(encoding="utf-8").strip()
 
     async def ask(
         self,
@@ -134,7 +148,7 @@ class KubernetesApi:
                 from kr8s.asyncio import api  # noqa: PLC0415 - it is not there where nobody has Pods
 
                 logging.getLogger("httpx").setLevel(logging.WARNING)  # or each request is a line of the log
-                self._api = await api()
+                self._api = await api(serviceaccount=str(self._account))
             return self._api
 
 

@@ -47,6 +47,11 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- end -}}
 {{- end -}}
 
+{{/* The port of a server elsewhere. */}}
+{{- define "penstock.externalPort" -}}
+{{ include "penstock.url" . | regexFind ":[0-9]+$" | trimPrefix ":" | default "4222" }}
+{{- end -}}
+
 {{/* The logins for which a Secret is made: those of libs/penstock_log/services.py, and of people and extensions. */}}
 {{- define "penstock.roles" -}}
 admin gateway profiler ranker autoscaler matcher tuner executor memory assigner aggregator allocator dashboard shadow client extension
@@ -63,6 +68,39 @@ admin gateway profiler ranker autoscaler matcher tuner executor memory assigner 
 {{- if .Values.nats.existingSecret }}{{ fail "nats.existingSecret has the keys, and logins.existingSecret has to have the logins that were made by them" }}{{ end -}}
 true
 {{- end -}}
+{{- end -}}
+
+{{/* Where pilots are started as Pods, and whether their namespace is the release's own. */}}
+{{- define "penstock.pilotsNamespace" -}}
+{{ required "pilots.namespace names the namespace of the Pods that the allocator makes: one of their own, as whoever may make Pods in the release's namespace can read its keys" .Values.pilots.namespace }}
+{{- end -}}
+
+{{- define "penstock.pilotsAreHere" -}}
+{{- if eq (include "penstock.pilotsNamespace" .) .Release.Namespace }}true{{ end -}}
+{{- end -}}
+
+{{/* Pods of pilots as a peer in a policy of the release's namespace. */}}
+{{- define "penstock.pilotsPeer" -}}
+- podSelector:
+    matchExpressions:
+      - { key: penstock.dev/allocation, operator: Exists }
+  {{- if not (include "penstock.pilotsAreHere" .) }}
+  namespaceSelector:
+    matchLabels:
+      kubernetes.io/metadata.name: {{ include "penstock.pilotsNamespace" . }}
+  {{- end }}
+{{- end -}}
+
+{{/* A component of the release as a peer in a policy of the pilots' namespace. */}}
+{{- define "penstock.peerOfPilots" -}}
+- podSelector:
+    matchLabels:
+      {{- include "penstock.selector" . | nindent 6 }}
+  {{- if not (include "penstock.pilotsAreHere" .root) }}
+  namespaceSelector:
+    matchLabels:
+      kubernetes.io/metadata.name: {{ .root.Release.Namespace }}
+  {{- end }}
 {{- end -}}
 
 {{/* A volume with the login of one role alone, and its mount. */}}
@@ -119,6 +157,11 @@ imagePullSecrets:
 {{- end }}
 securityContext:
   {{- include "penstock.podSecurity" . | nindent 2 }}
+{{- end -}}
+
+{{/* The same with a token of the API server, for the rights of the pod's service account. */}}
+{{- define "penstock.podWithToken" -}}
+{{- include "penstock.pod" . | replace "automountServiceAccountToken: false" "automountServiceAccountToken: true" -}}
 {{- end -}}
 
 {{- define "penstock.image.of" -}}
