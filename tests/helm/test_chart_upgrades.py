@@ -1,0 +1,45 @@
+"""What becomes of a release when its chart or its values change, and what other clusters ask for, without a cluster."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from helm_chart import CHART, Object, needs_helm, objects_of, of_kind, rendered, values_of
+
+pytestmark = needs_helm
+MINIMAL = ["--values", str(values_of("minimal"))]
+
+
+def other_chart(folder: Path, file: str, old: str, new: str) -> Path:
+    """Return a copy of the chart where one text of a file is another."""
+    chart = folder / "chart"
+    shutil.copytree(CHART, chart)
+    text = (chart / file).read_text()
+    assert old in text
+    (chart / file).write_text(text.replace(old, new))
+    return chart
+
+
+def job_of(objects: list[Object]) -> Object:
+    """Return the job of the keys."""
+    (job,) = of_kind(objects, "Job")
+    return job
+
+
+# --- the job of the keys
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("Chart.yaml", 'appVersion: "0.1.0"', 'appVersion: "0.2.0"'),
+        ("Chart.yaml", "version: 0.1.0\n", "version: 0.1.1\n"),
+        ("templates/keys.yaml", "cpu: 50m", "cpu: 60m"),
+    ],
+)
+def test_a_changed_job_of_the_keys_has_another_name_where_nobody_counts_revisions(
+    change: tuple[str, str, str], tmp_path: Path
+) -> None:
+    before = job_of(objects_of("minimal"))
+    after = job_of(rendered(*MINIMAL, chart=other_chart(tmp_path, *change)))
+    assert after["metadata"]["name"] != before["metadata"]["name"]
