@@ -435,7 +435,9 @@ def test_two_releases_in_a_namespace_have_nothing_in_common(others: tuple[str, s
         (["--set=dashboard.ingress.enabled=true"], "networkPolicy.dashboard lists nobody"),
         (["--set=dashboard.serviceMonitor.enabled=true", "--set=networkPolicy.enabled=false"], "tokenSecret"),
         (["--set=archive.enabled=true", "--set=archive.accessMode=ReadWriteOnce"], "ReadWriteMany"),
+        (["--set=checkpoints.enabled=true", "--set=checkpoints.accessMode=ReadWriteOnce"], "ReadWriteMany"),
         (["--set=nats.existingSecret=mine"], "logins.existingSecret"),
+        (["--set=logins.existingSecret=mine"], "nats.existingSecret"),
         (["--set=external.url=http://x:1"], "external/url"),
     ],
 )

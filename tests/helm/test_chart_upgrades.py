@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
-from helm_chart import CHART, Object, needs_helm, objects_of, of_kind, rendered, values_of
+from helm_chart import CHART, Object, named, needs_helm, objects_of, of_kind, rendered, values_of
 
 pytestmark = needs_helm
 MINIMAL = ["--values", str(values_of("minimal"))]
@@ -43,3 +44,29 @@ def test_a_changed_job_of_the_keys_has_another_name_where_nobody_counts_revision
     before = job_of(objects_of("minimal"))
     after = job_of(rendered(*MINIMAL, chart=other_chart(tmp_path, *change)))
     assert after["metadata"]["name"] != before["metadata"]["name"]
+
+
+def test_a_job_of_the_keys_that_failed_leaves_its_pods_and_what_they_said() -> None:
+    assert job_of(objects_of("minimal"))["spec"]["template"]["spec"]["restartPolicy"] == "Never"
+
+
+# --- volumes that one node at a time may have
+def test_a_gateway_whose_archive_one_node_may_mount_ends_before_the_next_one_begins() -> None:
+    alone = [
+        "--set=services.gateway.replicas=1",
+        "--set=archive.enabled=true",
+        "--set=archive.accessMode=ReadWriteOnce",
+    ]
+    gateway = named(rendered(*MINIMAL, *alone), "Deployment", "demo-penstock-gateway")
+    assert gateway["spec"]["strategy"] == {"type": "Recreate"}
+    assert "strategy" not in named(objects_of("production"), "Deployment", "demo-penstock-gateway")["spec"]
+
+
+# --- `helm test`
+@pytest.mark.parametrize(("pool", "said"), [("a100", "a100"), (None, "default")])
+def test_the_job_of_helm_test_runs_in_a_pool_that_has_executors(pool: str | None, said: str) -> None:
+    executors = [{"name": "one", "devices": "cpu", **({"pool": pool} if pool else {})}, {"name": "two", "gpus": 1}]
+    (test,) = of_kind(rendered(f"--set-json=executors={json.dumps(executors)}"), "Pod")
+    args = test["spec"]["containers"][0]["args"]
+    assert args[args.index("--pool") + 1] == said
+    assert args.index("--pool") < args.index("--")

@@ -59,8 +59,11 @@ admin gateway profiler ranker autoscaler matcher tuner executor memory assigner 
 
 {{/* Whether the chart makes keys and logins itself. */}}
 {{- define "penstock.makesKeys" -}}
+{{- if .Values.nats.enabled -}}
+{{- if and .Values.nats.existingSecret (not .Values.logins.existingSecret) }}{{ fail "nats.existingSecret has the keys, and logins.existingSecret has to have the logins that were made by them" }}{{ end -}}
+{{- if and .Values.logins.existingSecret (not .Values.nats.existingSecret) }}{{ fail "logins.existingSecret has the logins, and nats.existingSecret has to have the keys by which they were made; without either a job makes both" }}{{ end -}}
+{{- end -}}
 {{- if and .Values.nats.enabled (not .Values.logins.existingSecret) -}}
-{{- if .Values.nats.existingSecret }}{{ fail "nats.existingSecret has the keys, and logins.existingSecret has to have the logins that were made by them" }}{{ end -}}
 true
 {{- end -}}
 {{- end -}}
