@@ -479,7 +479,7 @@ def test_the_case_of_production_uses_most_of_what_there_is() -> None:
 def test_notes_tell_how_to_get_in_and_what_is_missing() -> None:
     done = tried("install", RELEASE, str(CHART), "--namespace", NAMESPACE, "--dry-run=client")
     assert done.returncode == 0, done.stderr
-    assert "get secret demo-penstock-login-client" in done.stdout
+    assert "(umask 077; kubectl -n lab get secret demo-penstock-login-client" in done.stdout
     assert "There is no executor" in done.stdout
 
 
