@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from helm_chart import CHART, Object, named, needs_helm, objects_of, of_kind, rendered, values_of
+from helm_chart import CHART, Object, named, needs_helm, objects_of, of_kind, pods, rendered, values_of
 
 pytestmark = needs_helm
 MINIMAL = ["--values", str(values_of("minimal"))]
@@ -70,3 +70,33 @@ def test_the_job_of_helm_test_runs_in_a_pool_that_has_executors(pool: str | None
     args = test["spec"]["containers"][0]["args"]
     assert args[args.index("--pool") + 1] == said
     assert args.index("--pool") < args.index("--")
+
+
+# --- the environment
+def test_a_variable_that_is_set_for_all_and_for_one_is_there_once_and_is_that_of_the_one() -> None:
+    twice = [
+        {"name": "A", "value": "all"},
+        {"name": "B", "value": "$(A)"},
+        {"name": "PENSTOCK_LOG_FORMAT", "value": "x"},
+    ]
+    own = [{"name": "A", "value": "own"}, {"name": "C", "valueFrom": {"secretKeyRef": {"name": "c", "key": "c"}}}]
+    executors = [{"name": "one", "devices": "cpu", "env": [*own, {"name": "PENSTOCK_DRAIN_S", "value": "7"}]}]
+    objects = rendered(
+        f"--set-json=env={json.dumps(twice)}",
+        f"--set-json=services.gateway.env={json.dumps([*own, *own])}",
+        f"--set-json=nats.env={json.dumps([*own, {'name': 'MEMBER', 'value': '2'}])}",
+        f"--set-json=executors={json.dumps(executors)}",
+    )
+    by_workload = {name: pod["spec"]["containers"][0]["env"] for name, pod in pods(objects).items()}
+    for name, variables in by_workload.items():
+        names = [one["name"] for one in variables]
+        assert len(names) == len(set(names)), name
+    last = {name: {one["name"]: one for one in variables} for name, variables in by_workload.items()}
+    gateway, executor = last["demo-penstock-gateway"], last["demo-penstock-executor-one"]
+    assert gateway["A"]["value"] == executor["A"]["value"] == "own"
+    assert [one["name"] for one in by_workload["demo-penstock-gateway"] if one["name"] in "AB"] == ["A", "B"]
+    assert gateway["C"] == own[1]
+    assert last["demo-penstock-matcher"]["A"]["value"] == "all"
+    assert gateway["PENSTOCK_LOG_FORMAT"]["value"] == "x"
+    assert executor["PENSTOCK_DRAIN_S"]["value"] == "7"
+    assert last["demo-penstock-nats"]["MEMBER"] == {"name": "MEMBER", "value": "2"}

@@ -131,6 +131,22 @@ securityContext:
   {{- include "penstock.containerSecurity" . | nindent 2 }}
 {{- end -}}
 
+{{/*
+An environment with each variable once, as it comes last, where it comes first: a list with a name twice is refused by a
+server-side apply.
+*/}}
+{{- define "penstock.merged" -}}
+{{- $names := list -}}
+{{- $last := dict -}}
+{{- range fromYamlArray . -}}
+{{- if not (hasKey $last .name) }}{{ $names = append $names .name }}{{ end -}}
+{{- $_ := set $last .name . -}}
+{{- end -}}
+{{- range $names }}
+{{ toYaml (list (get $last .)) }}
+{{- end -}}
+{{- end -}}
+
 {{/* The environment of all services and executors. */}}
 {{- define "penstock.env" -}}
 - name: PENSTOCK_URL
