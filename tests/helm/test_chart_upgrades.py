@@ -100,3 +100,29 @@ def test_a_variable_that_is_set_for_all_and_for_one_is_there_once_and_is_that_of
     assert gateway["PENSTOCK_LOG_FORMAT"]["value"] == "x"
     assert executor["PENSTOCK_DRAIN_S"]["value"] == "7"
     assert last["demo-penstock-nats"]["MEMBER"] == {"name": "MEMBER", "value": "2"}
+
+
+# --- what an upgrade replaces
+def pod_specs(objects: list[Object], *kinds: str) -> dict[str, Object]:
+    """Return what the pods of long-lived workloads are: where it changes, they are replaced."""
+    kinds = kinds or ("Deployment", "StatefulSet", "DaemonSet")
+    return {one["metadata"]["name"]: one["spec"]["template"] for one in of_kind(objects, *kinds)}
+
+
+def test_a_new_version_of_the_chart_alone_replaces_no_pod(tmp_path: Path) -> None:
+    other = other_chart(tmp_path, "Chart.yaml", "version: 0.1.0\n", "version: 0.1.1\n")
+    assert pod_specs(rendered(*MINIMAL, chart=other)) == pod_specs(objects_of("minimal"))
+
+
+def test_other_words_in_the_config_replace_the_server_and_services_and_no_executor() -> None:
+    before, after = (rendered(*MINIMAL, f"--set=config=[gateway]\nopen_jobs = {count}\n") for count in (7, 8))
+    assert pod_specs(before, "DaemonSet") == pod_specs(after, "DaemonSet")
+    others = pod_specs(before, "Deployment", "StatefulSet"), pod_specs(after, "Deployment", "StatefulSet")
+    assert [name for name in others[0] if others[0][name] == others[1][name]] == []
+
+
+def test_executors_are_replaced_by_hand_where_that_is_chosen() -> None:
+    executors = [{"name": "one", "devices": "cpu", "updateStrategy": "OnDelete"}, {"name": "two", "devices": "cpu"}]
+    one, two = of_kind(rendered(f"--set-json=executors={json.dumps(executors)}"), "DaemonSet")
+    assert one["spec"]["updateStrategy"] == {"type": "OnDelete"}
+    assert two["spec"]["updateStrategy"]["type"] == "RollingUpdate"

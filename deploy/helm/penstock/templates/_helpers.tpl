@@ -26,6 +26,11 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" | trunc 63 }}
 {{- end -}}
 
+{{/* Without versions: where these change alone, no pod has to be replaced. */}}
+{{- define "penstock.podLabels" -}}
+{{ include "penstock.selector" . }}
+{{- end -}}
+
 {{- define "penstock.image" -}}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end -}}
