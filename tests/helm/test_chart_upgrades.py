@@ -126,3 +126,33 @@ def test_executors_are_replaced_by_hand_where_that_is_chosen() -> None:
     one, two = of_kind(rendered(f"--set-json=executors={json.dumps(executors)}"), "DaemonSet")
     assert one["spec"]["updateStrategy"] == {"type": "OnDelete"}
     assert two["spec"]["updateStrategy"]["type"] == "RollingUpdate"
+
+
+# --- how people come in
+@pytest.mark.parametrize(("kind", "said"), [("LoadBalancer", "Local"), ("NodePort", "Local"), ("ClusterIP", None)])
+def test_the_server_sees_the_addresses_of_its_clients_where_that_is_asked(kind: str, said: str | None) -> None:
+    objects = rendered("--set=nats.service.externalTrafficPolicy=Local", f"--set=nats.service.type={kind}")
+    spec = named(objects, "Service", "demo-penstock-nats")["spec"]
+    assert spec.get("externalTrafficPolicy") == said
+
+
+@pytest.mark.parametrize(
+    ("words", "url"),
+    [
+        ([], "http://127.0.0.1:8484"),
+        (["--set=dashboard.ingress.enabled=true"], "http://gpus.example.org"),
+        (["--set=dashboard.ingress.enabled=true", "--set=dashboard.ingress.tlsSecret=t"], "https://gpus.example.org"),
+        (["--set=dashboard.ingress.enabled=true", "--set=dashboard.url=https://x.org"], "https://x.org"),
+    ],
+)
+def test_the_dashboard_knows_the_address_of_its_ingress(words: list[str], url: str) -> None:
+    reached = ['--set-json=networkPolicy.dashboard=[{"podSelector":{}}]']
+    objects = rendered("--set=dashboard.ingress.host=gpus.example.org", *reached, *words)
+    (container,) = pods(objects)["demo-penstock-dashboard"]["spec"]["containers"]
+    said = {one["name"]: one["value"] for one in container["env"]}
+    assert said["PENSTOCK_DASHBOARD_URL"] == url
+    kept = said["PENSTOCK_DASHBOARD_SECRET_FILE"].rpartition("/")[0]
+    (volume,) = [mount["name"] for mount in container["volumeMounts"] if mount["mountPath"] == kept]
+    assert {"name": volume, "emptyDir": {"sizeLimit": "4Gi"}} in pods(objects)["demo-penstock-dashboard"]["spec"][
+        "volumes"
+    ]
