@@ -243,7 +243,7 @@ async def _main(settings: ServerSettings, args: argparse.Namespace) -> int:
             take_keys(args.keys, settings.data_dir / CREDENTIALS)
         settings = msgspec.structs.replace(settings, tls=_tls(args, settings))
         places = tuple(args.members.split(",")) if args.members else ()
-        where = MemberPlaces(number=args.member, places=places, listen=f"{args.host}:{ROUTES}")
+        where = MemberPlaces(number=args.member, places=places, listen=_joined(args.host, ROUTES))
         if places and args.keys is not None:
             here = _member_with_keys(args, where, count_of(settings.data_dir))
         elif places:
@@ -287,6 +287,18 @@ def _arguments() -> argparse.Namespace:
     if args.plain and args.tls_cert is not None:
         parser.error("--plain is without TLS, and --tls-cert is for TLS; give one of them")
     return args
+
+
+def _joined(host: str, port: int) -> str:
+    """
+    Return an address to listen at, as nats-server reads it.
+
+    Examples
+    --------
+    >>> _joined("::", 6222), _joined("0.0.0.0", 6222)
+    ('[::]:6222', '0.0.0.0:6222')
+    """
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _listed(text: str) -> tuple[str, ...]:

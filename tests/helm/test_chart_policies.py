@@ -439,6 +439,7 @@ def test_two_releases_in_a_namespace_have_nothing_in_common(others: tuple[str, s
         (["--set=nats.existingSecret=mine"], "logins.existingSecret"),
         (["--set=logins.existingSecret=mine"], "nats.existingSecret"),
         (["--set=external.url=http://x:1"], "external/url"),
+        ([r"--set=podLabels.app\.kubernetes\.io/name=x"], "podLabels: app.kubernetes.io/name is the chart's own"),
     ],
 )
 def test_values_that_are_none_are_refused_by_name(words: list[str], said: str) -> None:

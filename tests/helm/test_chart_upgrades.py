@@ -156,3 +156,35 @@ def test_the_dashboard_knows_the_address_of_its_ingress(words: list[str], url: s
     assert {"name": volume, "emptyDir": {"sizeLimit": "4Gi"}} in pods(objects)["demo-penstock-dashboard"]["spec"][
         "volumes"
     ]
+
+
+# --- what other clusters ask for
+def test_all_pods_have_the_labels_annotations_and_priority_of_the_values() -> None:
+    own = ["--set-string=podLabels.mesh=on", r"--set-string=podAnnotations.karpenter\.sh/do-not-disrupt=true"]
+    objects = rendered(*MINIMAL, *own, "--set=priorityClassName=high")
+    for name, pod in pods(objects).items():
+        assert pod["metadata"]["labels"]["mesh"] == "on", name
+        assert pod["metadata"]["annotations"]["karpenter.sh/do-not-disrupt"] == "true", name
+        assert pod["spec"]["priorityClassName"] == "high", name
+    (test,) = of_kind(objects, "Pod")
+    assert test["metadata"]["annotations"]["helm.sh/hook"] == "test"
+
+
+def test_pods_name_no_user_where_the_cluster_chooses_one() -> None:
+    for name, pod in pods(rendered(*MINIMAL, "--set=clusterChoosesUser=true")).items():
+        said = pod["spec"]["securityContext"]
+        assert said["runAsNonRoot"] is True, name
+        assert not {"runAsUser", "runAsGroup", "fsGroup"} & set(said), name
+
+
+def test_names_are_resolved_at_the_ports_of_the_values() -> None:
+    policy = named(rendered("--set=networkPolicy.dnsPorts={5353}"), "NetworkPolicy", "demo-penstock-clients")
+    ports = policy["spec"]["egress"][0]["ports"]
+    assert ports == [{"protocol": "UDP", "port": 5353}, {"protocol": "TCP", "port": 5353}]
+
+
+def test_the_server_and_the_dashboard_listen_on_ipv6_where_that_is_asked() -> None:
+    workloads = pods(rendered("--set=listen=::"))
+    assert "--host=::" in workloads["demo-penstock-nats"]["spec"]["containers"][0]["args"]
+    dashboard = workloads["demo-penstock-dashboard"]["spec"]["containers"][0]["env"]
+    assert {"name": "PENSTOCK_DASHBOARD_HOST", "value": "::"} in dashboard

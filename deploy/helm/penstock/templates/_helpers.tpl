@@ -29,6 +29,20 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{/* Without versions: where these change alone, no pod has to be replaced. */}}
 {{- define "penstock.podLabels" -}}
 {{ include "penstock.selector" . }}
+{{- range $name, $value := .root.Values.podLabels }}
+{{- if or (hasPrefix "app.kubernetes.io/" $name) (hasPrefix "penstock.io/" $name) }}{{ fail (printf "podLabels: %s is the chart's own" $name) }}{{ end }}
+{{ $name }}: {{ $value | quote }}
+{{- end }}
+{{- end -}}
+
+{{/* Annotations of a pod, if it has any: those of the values, and further ones. */}}
+{{- define "penstock.podAnnotations" -}}
+{{- with merge dict (.further | default dict) .root.Values.podAnnotations }}
+annotations:
+  {{- range $name, $value := . }}
+  {{ $name }}: {{ $value | quote }}
+  {{- end }}
+{{- end }}
 {{- end -}}
 
 {{- define "penstock.image" -}}
@@ -97,9 +111,11 @@ true
 {{/* What Pod Security Standards call restricted. */}}
 {{- define "penstock.podSecurity" -}}
 runAsNonRoot: true
+{{- if not .Values.clusterChoosesUser }}
 runAsUser: 10001
 runAsGroup: 10001
 fsGroup: 10001
+{{- end }}
 fsGroupChangePolicy: OnRootMismatch
 seccompProfile:
   type: RuntimeDefault
@@ -119,6 +135,9 @@ the like into the environment, and Penstock refuses settings that it does not kn
 {{- define "penstock.pod" -}}
 automountServiceAccountToken: false
 enableServiceLinks: false
+{{- with .Values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
 {{- with .Values.image.pullSecrets }}
 imagePullSecrets:
   {{- range . }}
