@@ -37,7 +37,14 @@ from penstock_bus.nats import connect, streams
 from penstock_bus.port import BusError
 from penstock_bus.servers.cluster_folder import FIRST, ClusterFolder
 from penstock_bus.servers.cluster_member import ClusterMember
-from penstock_bus.servers.server import CREDENTIALS, Server, ServerError, ServerSettings, wait_for_disk_space
+from penstock_bus.servers.server import (
+    CREDENTIALS,
+    START_S,
+    Server,
+    ServerError,
+    ServerSettings,
+    wait_for_disk_space,
+)
 from penstock_bus.servers.server_group import COUNTS, ServerGroup, count_of, running
 from penstock_bus.settings import SettingsError, load
 from penstock_bus.shell import EX_CONFIG, handle_signals
@@ -275,6 +282,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tls-ca", type=Path, help="authorities by which clients check it; else the system's count")
     parser.add_argument("--host", default="0.0.0.0", help="address to listen on")  # noqa: S104 a container's own
     parser.add_argument("--port", type=int, default=4222)
+    parser.add_argument(
+        "--start-s",
+        type=float,
+        default=START_S,
+        help="within how many seconds it has to listen: it reads its log before",
+    )
     parser.add_argument("--members", default="", help="HOST:PORT of all servers that may keep the log, with commas")
     parser.add_argument("--member", type=int, default=FIRST, help="which of them this one is, from 1")
     parser.add_argument("--shared", type=Path, help="folder that all servers see and nobody else")
@@ -322,6 +335,7 @@ if __name__ == "__main__":
         oidc=oidc,
         owner=os.environ.get("PENSTOCK_OWNER", ""),
         plain=args.plain,
+        start_s=args.start_s,
         name="localhost" if args.tls_cert is not None else "",
     )
     sys.exit(asyncio.run(_main(settings, args)))

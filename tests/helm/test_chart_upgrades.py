@@ -188,3 +188,10 @@ def test_the_server_and_the_dashboard_listen_on_ipv6_where_that_is_asked() -> No
     assert "--host=::" in workloads["demo-penstock-nats"]["spec"]["containers"][0]["args"]
     dashboard = workloads["demo-penstock-dashboard"]["spec"]["containers"][0]["env"]
     assert {"name": "PENSTOCK_DASHBOARD_HOST", "value": "::"} in dashboard
+
+
+# --- a server with a large log
+def test_the_startup_probe_waits_longer_than_the_server_may_take_to_read_its_log() -> None:
+    (server,) = pods(rendered("--set=nats.startSeconds=1200"))["demo-penstock-nats"]["spec"]["containers"]
+    assert "--start-s=1200" in server["args"]
+    assert server["startupProbe"]["failureThreshold"] * server["startupProbe"]["periodSeconds"] > 1200
