@@ -424,6 +424,7 @@ def test_two_releases_in_a_namespace_have_nothing_in_common(others: tuple[str, s
         (["--set=services.gatway.replicas=2"], "gatway"),
         (["--set=nats.replicas=2"], "nats/replicas"),
         (["--set=nats.tls.mode=secret"], "secretName"),
+        (["--set=nats.tls.publicAuthority=true"], "publicAuthority"),
         (["--set=nats.enabled=false"], "external"),
         (["--set=logins.sharedFile=x.json"], "existingSecret"),
         (["--set=executors[0].name=Big"], "executors/0/name"),
