@@ -121,6 +121,21 @@ def test_other_words_in_the_config_replace_the_server_and_services_and_no_execut
     assert [name for name in others[0] if others[0][name] == others[1][name]] == []
 
 
+@pytest.mark.parametrize(
+    "words", [["--set=nats.tls.mode=none"], ["--set=nats.tls.mode=secret", "--set=nats.tls.secretName=t"]]
+)
+def test_services_start_anew_where_the_server_has_another_authority_and_executors_run_on(words: list[str]) -> None:
+    before, after = objects_of("minimal"), rendered(*MINIMAL, *words)
+    old, new = (
+        {one: pod["metadata"] for one, pod in pod_specs(objects, "Deployment").items()} for objects in (before, after)
+    )
+    assert [name for name in old if old[name] == new[name]] == []
+    old, new = (
+        {one: pod["metadata"] for one, pod in pod_specs(objects, "DaemonSet").items()} for objects in (before, after)
+    )
+    assert old == new
+
+
 def test_executors_are_replaced_by_hand_where_that_is_chosen() -> None:
     executors = [{"name": "one", "devices": "cpu", "updateStrategy": "OnDelete"}, {"name": "two", "devices": "cpu"}]
     one, two = of_kind(rendered(f"--set-json=executors={json.dumps(executors)}"), "DaemonSet")
@@ -195,3 +210,11 @@ def test_the_startup_probe_waits_longer_than_the_server_may_take_to_read_its_log
     (server,) = pods(rendered("--set=nats.startSeconds=1200"))["demo-penstock-nats"]["spec"]["containers"]
     assert "--start-s=1200" in server["args"]
     assert server["startupProbe"]["failureThreshold"] * server["startupProbe"]["periodSeconds"] > 1200
+
+
+def test_servers_of_several_are_replaced_no_faster_than_one_catches_up() -> None:
+    many, one = (
+        named(objects_of(case), "StatefulSet", "demo-penstock-nats")["spec"] for case in ("production", "minimal")
+    )
+    assert many["minReadySeconds"] == 30
+    assert "minReadySeconds" not in one

@@ -66,6 +66,11 @@ annotations:
 {{- end -}}
 {{- end -}}
 
+{{/* Of where the server is and by which authority it is checked, as services read that in their logins when they start. */}}
+{{- define "penstock.serverChecksum" -}}
+{{ printf "%s %s" (include "penstock.url" .) (toYaml .Values.nats.tls) | sha256sum | trunc 16 }}
+{{- end -}}
+
 {{/* The logins for which a Secret is made: those of libs/penstock_log/services.py, and of people and extensions. */}}
 {{- define "penstock.roles" -}}
 admin gateway profiler ranker autoscaler matcher tuner executor memory assigner aggregator allocator dashboard shadow client extension
