@@ -37,7 +37,14 @@ from penstock_bus.nats import connect, streams
 from penstock_bus.port import BusError
 from penstock_bus.servers.cluster_folder import FIRST, ClusterFolder
 from penstock_bus.servers.cluster_member import ClusterMember
-from penstock_bus.servers.server import CREDENTIALS, Server, ServerError, ServerSettings, wait_for_disk_space
+from penstock_bus.servers.server import (
+    CREDENTIALS,
+    START_S,
+    Server,
+    ServerError,
+    ServerSettings,
+    wait_for_disk_space,
+)
 from penstock_bus.servers.server_group import COUNTS, ServerGroup, count_of, running
 from penstock_bus.settings import SettingsError, load
 from penstock_bus.shell import EX_CONFIG, handle_signals
@@ -243,7 +250,7 @@ async def _main(settings: ServerSettings, args: argparse.Namespace) -> int:
             take_keys(args.keys, settings.data_dir / CREDENTIALS)
         settings = msgspec.structs.replace(settings, tls=_tls(args, settings))
         places = tuple(args.members.split(",")) if args.members else ()
-        where = MemberPlaces(number=args.member, places=places, listen=f"{args.host}:{ROUTES}")
+        where = MemberPlaces(number=args.member, places=places, listen=_joined(args.host, ROUTES))
         if places and args.keys is not None:
             here = _member_with_keys(args, where, count_of(settings.data_dir))
         elif places:
@@ -275,6 +282,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tls-ca", type=Path, help="authorities by which clients check it; else the system's count")
     parser.add_argument("--host", default="0.0.0.0", help="address to listen on")  # noqa: S104 a container's own
     parser.add_argument("--port", type=int, default=4222)
+    parser.add_argument(
+        "--start-s",
+        type=float,
+        default=START_S,
+        help="within how many seconds it has to listen: it reads its log before",
+    )
     parser.add_argument("--members", default="", help="HOST:PORT of all servers that may keep the log, with commas")
     parser.add_argument("--member", type=int, default=FIRST, help="which of them this one is, from 1")
     parser.add_argument("--shared", type=Path, help="folder that all servers see and nobody else")
@@ -287,6 +300,18 @@ def _arguments() -> argparse.Namespace:
     if args.plain and args.tls_cert is not None:
         parser.error("--plain is without TLS, and --tls-cert is for TLS; give one of them")
     return args
+
+
+def _joined(host: str, port: int) -> str:
+    """
+    Return an address to listen at, as nats-server reads it.
+
+    Examples
+    --------
+    >>> _joined("::", 6222), _joined("0.0.0.0", 6222)
+    ('[::]:6222', '0.0.0.0:6222')
+    """
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _listed(text: str) -> tuple[str, ...]:
@@ -310,6 +335,7 @@ if __name__ == "__main__":
         oidc=oidc,
         owner=os.environ.get("PENSTOCK_OWNER", ""),
         plain=args.plain,
+        start_s=args.start_s,
         name="localhost" if args.tls_cert is not None else "",
     )
     sys.exit(asyncio.run(_main(settings, args)))

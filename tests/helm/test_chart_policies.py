@@ -445,6 +445,7 @@ def test_two_releases_in_a_namespace_have_nothing_in_common(others: tuple[str, s
         (["--set=services.gatway.replicas=2"], "gatway"),
         (["--set=nats.replicas=2"], "nats/replicas"),
         (["--set=nats.tls.mode=secret"], "secretName"),
+        (["--set=nats.tls.publicAuthority=true"], "publicAuthority"),
         (["--set=nats.enabled=false"], "external"),
         (["--set=logins.sharedFile=x.json"], "existingSecret"),
         (["--set=executors[0].name=Big"], "executors/0/name"),
@@ -456,7 +457,9 @@ def test_two_releases_in_a_namespace_have_nothing_in_common(others: tuple[str, s
         (["--set=dashboard.ingress.enabled=true"], "networkPolicy.dashboard lists nobody"),
         (["--set=dashboard.serviceMonitor.enabled=true", "--set=networkPolicy.enabled=false"], "tokenSecret"),
         (["--set=archive.enabled=true", "--set=archive.accessMode=ReadWriteOnce"], "ReadWriteMany"),
+        (["--set=checkpoints.enabled=true", "--set=checkpoints.accessMode=ReadWriteOnce"], "ReadWriteMany"),
         (["--set=nats.existingSecret=mine"], "logins.existingSecret"),
+        (["--set=logins.existingSecret=mine"], "nats.existingSecret"),
         (["--set=external.url=http://x:1"], "external/url"),
         (["--set=pilots.enabled=true"], "pilots.namespace names the namespace"),
         (["--set=pilots.namespaces=x"], "namespaces"),
@@ -466,6 +469,7 @@ def test_two_releases_in_a_namespace_have_nothing_in_common(others: tuple[str, s
             ["--values", str(values_of("external-nats")), "--set=pilots.enabled=true,pilots.namespace=x"],
             "makes logins of nodes",
         ),
+        ([r"--set=podLabels.app\.kubernetes\.io/name=x"], "podLabels: app.kubernetes.io/name is the chart's own"),
     ],
 )
 def test_values_that_are_none_are_refused_by_name(words: list[str], said: str) -> None:
@@ -506,7 +510,7 @@ def test_the_case_of_production_uses_most_of_what_there_is() -> None:
 def test_notes_tell_how_to_get_in_and_what_is_missing() -> None:
     done = tried("install", RELEASE, str(CHART), "--namespace", NAMESPACE, "--dry-run=client")
     assert done.returncode == 0, done.stderr
-    assert "get secret demo-penstock-login-client" in done.stdout
+    assert "(umask 077; kubectl -n lab get secret demo-penstock-login-client" in done.stdout
     assert "There is no executor" in done.stdout
 
 

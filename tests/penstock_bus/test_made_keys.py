@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -92,6 +93,14 @@ def test_secrets_of_a_cluster_are_filled_by_a_token_that_may_read_and_change_the
         kept = base64.b64decode(server.secrets["p-login-gateway"]["gateway.json"])
         assert msgspec.json.decode(kept, type=Login).user == "gateway"
         assert make_all(store, NAMES, 2.0) == []
+
+
+def test_a_patch_of_another_type_would_be_refused_as_by_kubernetes(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(made_keys, "_MERGE", "application/json")
+    with serving(SecretServer(tmp_path, *SECRETS)) as server:
+        store = KubernetesSecrets.of_this_pod(server.environ, server.account)
+        with pytest.raises(SecretsUnavailable, match="415"):
+            make_all(store, NAMES, 1.0)
 
 
 def test_two_runs_at_the_same_time_make_one_set_of_keys(tmp_path: Path) -> None:

@@ -38,14 +38,16 @@ def values_of(case: str) -> Path:
     return CHART / "ci" / f"{case}-values.yaml"
 
 
-def template(*words: str, release: str = RELEASE, namespace: str = NAMESPACE) -> subprocess.CompletedProcess[str]:
+def template(
+    *words: str, release: str = RELEASE, namespace: str = NAMESPACE, chart: Path = CHART
+) -> subprocess.CompletedProcess[str]:
     """Render the chart, whatever becomes of it."""
-    return tried("template", release, str(CHART), "--namespace", namespace, *words)
+    return tried("template", release, str(chart), "--namespace", namespace, *words)
 
 
-def rendered(*words: str, release: str = RELEASE) -> list[Object]:
+def rendered(*words: str, release: str = RELEASE, chart: Path = CHART) -> list[Object]:
     """Return the objects that the chart is rendered to."""
-    done = template(*words, release=release)
+    done = template(*words, release=release, chart=chart)
     assert done.returncode == 0, done.stderr
     return [one for one in yaml.load_all(done.stdout, _LOADER) if one]
 

@@ -13,6 +13,8 @@ from pathlib import Path
 from penstock_bus.identity.certificates import ensured
 
 TOKEN = "t0ken"
+PATCHES = "application/merge-patch+json"
+"""The type of the patches that are known here, of several that Kubernetes knows."""
 NAMESPACE = "lab"
 
 
@@ -56,7 +58,7 @@ class SecretServer:
         self.secrets[name] |= files
         self.versions[name] += 1
 
-    def answer(self, method: str, path: str, token: str, body: bytes) -> tuple[int, object]:
+    def answer(self, method: str, path: str, token: str, body: bytes, body_type: str = "") -> tuple[int, object]:
         """Return the status and the object with which a request is answered."""
         folder, _, name = path.rpartition("/")
         self.asked.append((method, name))
@@ -67,6 +69,8 @@ class SecretServer:
         if name not in self.secrets:
             return 404, {"kind": "Status"}
         if method == "PATCH":
+            if body_type != PATCHES:
+                return 415, {"kind": "Status"}
             self.before_patch(name)
             patch = json.loads(body)
             if patch["metadata"]["resourceVersion"] != str(self.versions[name]):
@@ -83,7 +87,8 @@ def serving(server: SecretServer, host: str = "127.0.0.1") -> Iterator[SecretSer
     class Handler(BaseHTTPRequestHandler):
         def _answer(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            status, found = server.answer(self.command, self.path, self.headers.get("Authorization", ""), body)
+            token, body_type = (self.headers.get(name, "") for name in ("Authorization", "Content-Type"))
+            status, found = server.answer(self.command, self.path, token, body, body_type)
             text = json.dumps(found).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(text)))

@@ -39,6 +39,7 @@ from penstock_log import subjects
 
 BINARY_VARIABLE: Final = "PENSTOCK_NATS_SERVER"
 START_S: Final = 30.0
+"""Time in which a server has to listen, where nothing else is said."""
 STOP_S: Final = 10.0
 CREDENTIALS: Final = "nats"
 """The folder in a data folder where the keys are, and the store of a server alone or of the first of several."""
@@ -90,6 +91,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         The identity provider by whose tokens people may log in, if there is one.
     revoked : Path, optional
         File of the nodes' logins that count no more; beside the keys unless told otherwise.
+    start_s : float
+        Within how long it has to listen, in seconds: it reads its log before.
     """
 
     data_dir: Path
@@ -108,6 +111,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     disk_part: float = 1.0
     oidc: OidcSettings = OidcSettings()
     revoked: Path | None = None
+    start_s: float = START_S
 
 
 class Server:
@@ -175,11 +179,13 @@ class Server:
                 "make room on the disk, or choose a folder of your own"
             ) from error
         try:
-            async with asyncio.timeout(START_S):
+            async with asyncio.timeout(self.settings.start_s):
                 self._port = await self._listening(self.process)
         except TimeoutError as error:
             await self.kill()
-            raise ServerError(f"nats-server did not listen within {START_S} s; {self._last_error()}") from error
+            raise ServerError(
+                f"nats-server did not listen within {self.settings.start_s:g} s; {self._last_error()}"
+            ) from error
         if self.keyring is not None:
             try:
                 self._renew_logins(self.keyring)

