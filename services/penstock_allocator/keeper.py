@@ -299,14 +299,20 @@ class PilotKeeper:
     async def _conclude(
         self, provider: PilotProvider, allocation: Allocation, pilot: Pilot, job: ProviderJob | None
     ) -> None:
-        """Say how a pilot ended that its provider has no more, or says has ended."""
+        """
+        Say how a pilot ended that its provider has no more, or says has ended.
+
+        One that somebody else takes away before a node joins has failed, too: what takes each of them away would
+        otherwise have them submitted without end.
+        """
         said = job.reason if job is not None else "the provider has it no more"
-        if pilot.is_withdrawn:
+        if pilot.joined_s:
+            is_cancelled = allocation.removed_s or (job is not None and job.state == "cancelled")
+            await self._end(allocation, pilot, "cancelled" if is_cancelled else "finished", said)
+        elif pilot.is_withdrawn:
             await self._end(allocation, pilot, "cancelled", _SPARE)
-        elif allocation.removed_s or (job is not None and job.state == "cancelled"):
+        elif allocation.removed_s:
             await self._end(allocation, pilot, "cancelled", said)
-        elif pilot.joined_s:
-            await self._end(allocation, pilot, "finished", said)
         else:
             words = self.place(pilot.id).last_words()
             await self._end(allocation, pilot, "failed", f"no node joined; {said}" + (f": {words}" if words else ""))

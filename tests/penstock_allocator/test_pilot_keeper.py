@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from matcher_facts import job
+from matcher_facts import job, node
 
 from penstock_allocator import runner
 from penstock_allocator.machine import AllocatorSettings
@@ -39,6 +39,7 @@ from penstock_log import (
     PilotWithdrawn,
     subjects,
 )
+from penstock_log.allocation_spec import LABEL_ALLOCATION, LABEL_PILOT
 from penstock_testing import eventually, subject_of
 
 LOGIN = Login(url="nats://127.0.0.1:9", user="join", user_jwt="a.eyJuYW1lIjogIjBmIn0.c")
@@ -52,6 +53,7 @@ class FakeProvider:
         self.submissions: list[str] = []
         self.cancelled: list[str] = []
         self.refuses = ""
+        self.first_state: str = "waiting"
         self.silent = self.full = False
         self.asked = self.cleared = 0
         self.tokens: list[str] = []
@@ -64,7 +66,7 @@ class FakeProvider:
         if self.refuses:
             raise SubmissionRefused(self.refuses)
         self.tokens.append(oct(place.token.stat().st_mode)[-3:])
-        self.jobs[name] = ProviderJob(str(len(self.submissions)), "waiting")
+        self.jobs[name] = ProviderJob(str(len(self.submissions)), self.first_state)  # type: ignore[arg-type]
         return self.jobs[name].id
 
     async def list_jobs(self, _spec: AllocationSpec, pilots: Mapping[str, PilotFolder]) -> Mapping[str, ProviderJob]:
@@ -270,6 +272,34 @@ async def test_a_pilot_that_ends_before_a_node_joins_has_failed_with_what_it_pri
     first = (await told(memory_bus, PilotEnded))[0]
     assert first.state == "failed"  # type: ignore[union-attr]
     assert "module: command not found" in first.reason  # type: ignore[union-attr]
+
+
+async def test_pilots_that_somebody_else_takes_away_before_a_node_joins_pause_the_allocation(
+    memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path
+) -> None:
+    provider.first_state = "cancelled"
+    async with allocator(memory_bus, tmp_path, most_failures=2):
+        await tell(memory_bus, ADDED, job("j"))
+        await eventually(count_of(memory_bus, PilotsPaused, 1))
+    assert [fact.state for fact in await told(memory_bus, PilotEnded)] == ["failed"] * 2  # type: ignore[union-attr]
+    assert len(provider.submissions) == 2
+
+
+async def test_a_pilot_that_is_withdrawn_as_its_node_joins_has_done_its_work(
+    memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path
+) -> None:
+    async with allocator(memory_bus, tmp_path):
+        await tell(memory_bus, ADDED, AllocationPaused(name="lab", at_s=1.5))
+        await tell(memory_bus, PilotPlanned(name="lab", pilot_id="lab-1", at_s=2.0))
+        await eventually(count_of(memory_bus, PilotSubmitted, 1))
+        provider.silent = True
+        labels = {LABEL_ALLOCATION: "lab", LABEL_PILOT: "lab-1"}
+        joined = msgspec.structs.replace(node("lab-1", a=1), labels=labels)
+        await tell(memory_bus, PilotWithdrawn(name="lab", pilot_id="lab-1", at_s=3.0), joined)
+        provider.move("ended")
+        provider.silent = False
+        await eventually(count_of(memory_bus, PilotEnded, 1))
+    assert [fact.state for fact in await told(memory_bus, PilotEnded)] == ["finished"]  # type: ignore[union-attr]
 
 
 async def test_a_pilot_has_one_token_however_often_its_submission_is_tried(
