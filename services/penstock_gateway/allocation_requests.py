@@ -224,13 +224,16 @@ def _allocation(state: GatewayState, name: str) -> Allocation:
 
 
 def answer(model: ReadModel, *, sees_all: bool) -> AllocationsView:
-    """Return all allocations; ``sees_all``: with the scripts and the variables that they have."""
+    """Return all allocations; ``sees_all``: with the scripts, the variables and the templates that they have."""
     found = sorted(model.state.allocations.by_name.values(), key=lambda one: one.name)
     return AllocationsView(allocations=tuple(_view(one, sees_all=sees_all) for one in found), seq=model.seq)
 
 
 def _view(one: Allocation, *, sees_all: bool) -> AllocationView:
-    spec = one.spec if sees_all else msgspec.structs.replace(one.spec, setup="", teardown="", environment={})
+    spec = one.spec
+    if not sees_all:
+        pod = msgspec.structs.replace(spec.pod, template={}) if spec.pod is not None else None
+        spec = msgspec.structs.replace(spec, setup="", teardown="", environment={}, pod=pod)
     return AllocationView(
         name=one.name,
         state=one.state,
