@@ -187,6 +187,9 @@ class PilotKeeper:
             self.moved.set()
         except BusError as error:
             self._shell.log.warning("pilots_not_looked_at", allocation=allocation.name, error=str(error))
+        except Exception as error:  # what nobody foresaw of one provider ends no look at the others
+            self._note_silence(allocation, f"{type(error).__name__}: {error}")
+            self._shell.log.exception("look_failed", allocation=allocation.name)
         finally:
             self._looking.discard(allocation.name)
 

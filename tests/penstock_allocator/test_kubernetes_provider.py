@@ -196,6 +196,30 @@ async def test_a_quota_or_a_policy_refuses_a_pilot_and_nothing_of_it_is_left(
     assert {key.name for key in server.objects if key.resource in {"pods", "secrets"}} == {lab.pod().name}
 
 
+async def test_a_quota_that_is_being_counted_by_others_is_asked_again(server: KubeServer, tmp_path: Path) -> None:
+    async with pilots(tmp_path) as lab:
+        server.is_quota_busy = True
+        with pytest.raises(ProviderSilent, match="could not make it now: Operation cannot be fulfilled"):
+            await lab.submit()
+        server.is_quota_busy = False
+        await lab.submit()
+        await lab.until("waiting")
+
+
+async def test_a_login_whose_own_program_fails_is_a_cluster_that_is_silent(
+    server: KubeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = server.kubeconfig(tmp_path / "with-a-program")
+    config = json.loads(file.read_text())
+    program = {"apiVersion": "client.authentication.k8s.io/v1", "command": "false", "args": [], "env": []}
+    config["users"][0]["user"] = {"exec": program}
+    file.write_text(json.dumps(config))
+    monkeypatch.setenv("KUBECONFIG", str(file))
+    async with pilots(tmp_path) as lab:
+        with pytest.raises(ProviderSilent, match="there is no login to a cluster"):
+            await lab.submit()
+
+
 async def test_a_server_that_is_overloaded_is_left_alone_for_as_long_as_it_says(
     server: KubeServer, tmp_path: Path
 ) -> None:

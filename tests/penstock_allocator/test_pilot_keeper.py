@@ -54,7 +54,7 @@ class FakeProvider:
         self.cancelled: list[str] = []
         self.refuses = ""
         self.first_state: str = "waiting"
-        self.silent = self.full = False
+        self.silent = self.full = self.broken = False
         self.asked = self.cleared = 0
         self.tokens: list[str] = []
 
@@ -88,6 +88,8 @@ class FakeProvider:
 
     def _answer(self) -> None:
         self.asked += 1
+        if self.broken:
+            raise ZeroDivisionError("of one provider")
         if self.silent:
             raise ProviderSilent("no controller")
 
@@ -231,6 +233,18 @@ async def test_nothing_is_concluded_while_the_provider_does_not_answer(
         await eventually(lambda: not shell.vitals.note)
         await eventually(count_of(memory_bus, PilotEnded, 1))
     assert len(provider.submissions) <= 3
+
+
+async def test_an_error_that_nobody_foresaw_is_told_and_the_allocator_goes_on(
+    memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path
+) -> None:
+    provider.broken = True
+    async with allocator(memory_bus, tmp_path) as shell:
+        await tell(memory_bus, ADDED, job("j"))
+        await eventually(lambda: "ZeroDivisionError: of one provider" in shell.vitals.note)
+        await asked_twice_more(provider)
+        provider.broken = False
+        await eventually(count_of(memory_bus, PilotSubmitted, 1))
 
 
 async def test_nobody_is_told_of_a_silence_that_matters_to_no_pilot_any_more(

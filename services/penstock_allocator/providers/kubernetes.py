@@ -17,6 +17,7 @@ from typing import Any, Final
 from penstock_allocator.pilot_script import PilotFolder
 from penstock_allocator.providers import pod_state
 from penstock_allocator.providers.kubernetes_api import (
+    ALREADY_EXISTS,
     CONFLICT,
     NOT_FOUND,
     KubernetesApi,
@@ -64,9 +65,8 @@ class KubernetesProvider:
         """End the watches; the Pods go on."""
         for _, task in self._watches.values():
             task.cancel()
-        for _, task in self._watches.values():
-            with suppress(asyncio.CancelledError):
-                await task
+        if self._watches:
+            await asyncio.wait([task for _, task in self._watches.values()])
         self._watches.clear()
 
     async def submit(self, spec: AllocationSpec, name: str, place: PilotFolder, others: Collection[str]) -> str:  # noqa: ARG002 - the port's
@@ -169,12 +169,19 @@ class KubernetesProvider:
         self._owned.add(pod_id)
 
     async def _make(self, namespace: str, path: str, body: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Make an object, and return it; None where there is one of its name."""
+        """
+        Make an object, and return it; None where there is one of its name.
+
+        The server answers 409 as well where something else has changed meanwhile, such as a quota's count: then another
+        try may fare better.
+        """
         try:
             return await self._ask("POST", namespace, path, body=body)
         except KubernetesRefused as error:
             if error.code != CONFLICT:
                 raise
+            if error.reason != ALREADY_EXISTS:
+                raise KubernetesSilent(f"the API server could not make it now: {error}") from error
             return None
 
     async def _change(self, namespace: str, path: str, body: Mapping[str, Any]) -> None:
