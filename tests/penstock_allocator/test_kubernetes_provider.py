@@ -60,6 +60,9 @@ class Pilots:
         write_pilot(self.place(number), self.allocation, f"lab-{number}", token)
         return await self.provider.submit(self.allocation.spec, self.name(number), self.place(number), ())
 
+    async def clear(self, number: int = 1) -> None:
+        await self.provider.clear(self.allocation.spec, self.name(number), self.place(number))
+
     async def job(self, number: int = 1) -> ProviderJob | None:
         found = await self.provider.list_jobs(self.allocation.spec, {self.name(number): self.place(number)})
         return found.get(self.name(number))
@@ -354,10 +357,25 @@ async def test_the_role_in_the_docs_is_all_that_is_needed(server: KubeServer, tm
         server.break_watches()
         await lab.provider.try_out(lab.allocation.spec, lab.place(1))
         ran(server, lab.pod(), {"terminated": {"exitCode": 0}}, phase="Succeeded")
-        await lab.provider.clear(await lab.until("ended"), lab.place(1))
+        await lab.until("ended")
+        await lab.clear()
     assert not server.pods()
     used = {(verb, resource) for verb, resource, _ in server.asked}
     assert used | {("delete", "secrets")} == server.rules["pilots"], "and no more than that"
+
+
+async def test_what_a_submission_has_left_that_nobody_answered_is_cleared_by_its_name(
+    server: KubeServer, tmp_path: Path
+) -> None:
+    async with pilots(tmp_path) as lab:
+        server.is_quota_busy = True
+        with pytest.raises(ProviderSilent):
+            await lab.submit()
+        assert [key for key in server.objects if key.resource == "secrets"] == [lab.secret()]
+    async with pilots(tmp_path) as later:
+        await later.clear()
+        assert not [key for key in server.objects if key.resource in {"pods", "secrets"}]
+        await later.clear()  # it may be asked for twice
 
 
 async def test_a_login_that_has_ended_is_read_again(server: KubeServer, tmp_path: Path) -> None:

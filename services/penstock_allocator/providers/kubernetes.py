@@ -111,10 +111,13 @@ class KubernetesProvider:
             else:
                 await self._remove(namespace, f"pods/{name}")
 
-    async def clear(self, job: ProviderJob, place: PilotFolder) -> None:
-        """Delete the Pod of an ended pilot; its Secret goes with it; see :meth:`PilotProvider.clear`."""
-        await self.cancel(job, place)
-        self._owned.discard(job.id)
+    async def clear(self, spec: AllocationSpec, name: str, place: PilotFolder) -> None:  # noqa: ARG002 - the port's
+        """Delete a pilot's Pod, and its Secret, which may belong to none; see :meth:`PilotProvider.clear`."""
+        with self._as_silence():
+            namespace = await self._namespace(spec)
+            for kind in ("pods", "secrets"):
+                await self._remove(namespace, f"{kind}/{pod_name(name)}")
+        self._owned.discard(f"{namespace}/{pod_name(name)}")
 
     async def try_out(self, spec: AllocationSpec, place: PilotFolder) -> str:
         """Have the server check a Pod that it does not keep; see :meth:`PilotProvider.try_out`."""
@@ -126,9 +129,8 @@ class KubernetesProvider:
 
     async def _watch(self, spec: AllocationSpec) -> PodWatch:
         """Return the watch of an allocation's namespace, once it has listed the Pods there."""
-        namespace = spec.pod.namespace if spec.pod is not None else ""
         with self._as_silence():
-            namespace = namespace or await self._api.namespace()
+            namespace = await self._namespace(spec)
         if namespace not in self._watches:
             watch = PodWatch(self._api, namespace, self._note_change)
             self._watches[namespace] = watch, asyncio.create_task(watch.follow(), name=f"watch {namespace}")
@@ -142,6 +144,10 @@ class KubernetesProvider:
         except TimeoutError as error:
             raise ProviderSilent(f"the Pods of namespace {namespace} are not listed: {watch.problem}") from error
         return watch
+
+    async def _namespace(self, spec: AllocationSpec) -> str:
+        namespace = spec.pod.namespace if spec.pod is not None else ""
+        return namespace or await self._api.namespace()
 
     def _note_change(self) -> None:
         self.on_change()
