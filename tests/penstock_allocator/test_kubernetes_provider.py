@@ -25,6 +25,7 @@ from penstock_testing import eventually
 
 pytest.importorskip("kr8s")
 TOKEN = "penstock-node-secret"
+RESTRICTED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 DOCS = Path(__file__).parents[2] / "docs"
 
 
@@ -335,6 +336,22 @@ async def test_a_template_is_laid_over_the_pod(server: KubeServer, tmp_path: Pat
     assert container["volumeMounts"][-1] == {"name": "data", "mountPath": "/data"}
     assert container["resources"] == {"limits": {GPUS: "1"}}
     assert (pod["spec"]["runtimeClassName"], pod["spec"]["nodeSelector"]) == ("nvidia", {"gpu": "a100"})
+
+
+async def test_a_template_takes_nothing_away_that_makes_a_pod_a_pilots(server: KubeServer, tmp_path: Path) -> None:
+    mine = {"name": "pilot", "command": None, "volumeMounts": None, "workingDir": "/tmp"}
+    beside = {"name": "beside", "image": "x", "securityContext": RESTRICTED}
+    template = {"metadata": {"labels": None}, "spec": {"volumes": None, "containers": [mine, beside]}}
+    async with pilots(tmp_path, template=template) as lab:
+        await lab.submit()
+        await lab.until("waiting")
+        pod = server.get(lab.pod())
+    assert pod["metadata"]["labels"]["penstock.dev/pilot"] == lab.pod().name
+    assert [volume["name"] for volume in pod["spec"]["volumes"]] == ["login", "shared-memory"]
+    first, second = pod["spec"]["containers"]
+    assert first["command"][:2] == ["bash", "-c"]
+    assert [mount["name"] for mount in first["volumeMounts"]] == ["login", "shared-memory"]
+    assert (first["workingDir"], second["name"]) == ("/tmp", "beside")
 
 
 async def test_a_trial_leaves_nothing(server: KubeServer, tmp_path: Path) -> None:
