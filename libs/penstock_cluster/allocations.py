@@ -110,7 +110,7 @@ class Pilot(msgspec.Struct, kw_only=True):
     @property
     def is_withdrawn(self) -> bool:
         """Whether no node is expected of it any more, though its provider may still have it."""
-        return bool(self.withdrawn_s) and not self.started_s
+        return bool(self.withdrawn_s) and not (self.started_s or self.joined_s)
 
     @property
     def state(self) -> Literal["planned", "waiting", "starting", "running", "ended"]:

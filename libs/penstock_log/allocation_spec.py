@@ -19,7 +19,7 @@ LABEL_ALLOCATION: Final = "allocation"
 LABEL_PILOT: Final = "pilot"
 """Labels of a pilot's nodes."""
 MOST_PILOTS: Final = 1_000
-_Word = Annotated[str, Meta(max_length=1_000, pattern=r"^[^\x00\n\r]*$")]
+_Word = Annotated[str, Meta(max_length=1_000, pattern=r"^[^\x00\n\r]*$(?!\n)")]
 _Script = Annotated[str, Meta(max_length=20_000)]
 
 
@@ -43,9 +43,9 @@ class PodOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     """
 
     image: Annotated[str, Meta(max_length=512, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$(?!\n)")]
-    namespace: Annotated[str, Meta(pattern=r"^([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)?$")] = ""
-    gpu_resource: Annotated[str, Meta(max_length=253, pattern=r"^[A-Za-z0-9./_-]*$")] = "nvidia.com/gpu"
-    claim: Annotated[str, Meta(max_length=253, pattern=r"^[a-z0-9.-]*$")] = ""
+    namespace: Annotated[str, Meta(pattern=r"^([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)?$(?!\n)")] = ""
+    gpu_resource: Annotated[str, Meta(max_length=253, pattern=r"^[A-Za-z0-9./_-]*$(?!\n)")] = "nvidia.com/gpu"
+    claim: Annotated[str, Meta(max_length=253, pattern=r"^[a-z0-9.-]*$(?!\n)")] = ""
     template: dict[str, Any] = {}
 
 

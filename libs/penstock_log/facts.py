@@ -463,6 +463,8 @@ class NodeLeaving(Event, frozen=True, kw_only=True, tag="node.leaving.v1"):
     ----------
     incarnation : str
         Which start of the executor ends.
+    reason : str
+        Why: ``shutdown``, or ``it has had its runs``, which leaves those alone that are there still.
     """
 
     node_id: str

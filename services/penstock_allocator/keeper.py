@@ -26,7 +26,7 @@ from penstock_allocator.providers.pod_manifest import pod_text
 from penstock_allocator.providers.slurm import command
 from penstock_bus import Append, BusError, Conflict
 from penstock_bus.identity.claims import decoded
-from penstock_bus.identity.logins import Login, node_token_text
+from penstock_bus.identity.logins import Login, node_token_login, node_token_text
 from penstock_bus.port import NoResponders, Reply, Request, ServiceError
 from penstock_bus.replica import Replica
 from penstock_bus.shell import Shell
@@ -51,7 +51,8 @@ _SOON_S: Final = 0.25
 """How soon after a submission it is looked whether the pilot has started, as its provider may have room; or after a
 submission to a provider that did not answer, whether it does."""
 
-
+_AGAIN_S: Final = 0.2
+"""The least time between two looks because of what a provider says: Pods change many at a time."""
 _NOTE_S: Final = 30.0
 """The least time between two notes of why a pilot waits, which Slurm may change at each of its rounds."""
 _SPARE: Final = "no job would run on it any more"
@@ -86,16 +87,18 @@ class PilotKeeper:
         self._folder = Path(settings.data_dir).absolute()
         self._looked_s: dict[str, float] = {}
         self._looking: set[str] = set()
+        self._again: set[str] = set()
+        self._cleaned: dict[str, int] = {}
         self._silent: dict[str, str] = {}
         self._tokens: dict[str, tuple[str, str]] = {}
         self.moved = asyncio.Event()
         """Set where there may be something to do before the next look."""
 
     def look_again(self, provider: str) -> None:
-        """Look at a provider's pilots at once: it has said that something became of one."""
+        """Look at a provider's pilots soon: it has said that something became of one, and maybe says so of others."""
         for allocation in self._replica.live.state.allocations.by_name.values():
             if allocation.spec.provider == provider:
-                self._looked_s.pop(allocation.name, None)
+                self._again.add(allocation.name)
         self.moved.set()
 
     def place(self, pilot_id: str) -> PilotFolder:
@@ -162,11 +165,14 @@ class PilotKeeper:
             if pilots and allocation.name not in self._looking and self._is_due(allocation):
                 self._looked_s[allocation.name] = self._shell.monotonic()
                 self._looking.add(allocation.name)
+                self._again.discard(allocation.name)
                 looks.create_task(self._look(allocation, pilots))
 
     def _is_due(self, allocation: Allocation) -> bool:
         """Say whether it is time for a look: at once where there is something to do, soon after it, then ever later."""
         since_s = self._shell.monotonic() - self._looked_s.get(allocation.name, -math.inf)
+        if allocation.name in self._again and since_s >= _AGAIN_S:
+            return True
         last_s = self._shell.now_s() - since_s
         pilots = allocation.pilots.values()
         asked_s = [allocation.removed_s, *(one.planned_s for one in pilots if not one.submitted_s)]
@@ -178,7 +184,7 @@ class PilotKeeper:
     async def _look(self, allocation: Allocation, pilots: Sequence[Pilot]) -> None:
         try:
             self._note_silence(allocation, await self._look_at(allocation, pilots))
-            await asyncio.to_thread(self._remove_folders, allocation.name, _over(allocation))
+            await self._clean_up(allocation)
         except ProviderSilent as error:
             self._note_silence(allocation, str(error))
             self._shell.log.warning("provider_unavailable", allocation=allocation.name, error=str(error))
@@ -187,6 +193,9 @@ class PilotKeeper:
             self.moved.set()
         except BusError as error:
             self._shell.log.warning("pilots_not_looked_at", allocation=allocation.name, error=str(error))
+        except Exception as error:  # what nobody foresaw of one provider ends no look at the others
+            self._note_silence(allocation, f"{type(error).__name__}: {error}")
+            self._shell.log.exception("look_failed", allocation=allocation.name)
         finally:
             self._looking.discard(allocation.name)
 
@@ -201,11 +210,21 @@ class PilotKeeper:
         said = "; ".join(f"{name}: {text}" for name, text in self._silent.items())
         self._shell.vitals.note = f"gets no answer about pilots of {said}" if said else ""
 
-    def _remove_folders(self, name: str, over: Collection[str]) -> None:
-        """Remove what pilots have left behind that have long ended."""
+    async def _clean_up(self, allocation: Allocation) -> None:
+        """Remove what pilots have left behind that have long ended, if another one has ended since the last time."""
+        ended = sum(allocation.ends.values())
+        if ended != self._cleaned.get(allocation.name):
+            self._cleaned[allocation.name] = ended
+            kept = {*allocation.pilots, *(pilot.id for pilot in allocation.ended)}
+            await asyncio.to_thread(self._remove_folders, allocation.name, allocation.made, kept)
+
+    def _remove_folders(self, name: str, made: int, kept: Collection[str]) -> None:
+        """Remove the folders of an allocation's pilots but for some; a later allocator's, of a longer log, stay too."""
         try:
             for folder in (self._folder / "pilots").iterdir():
-                if folder.name in over:
+                of, _, number = folder.name.rpartition("-")
+                is_made = number.isdecimal() and number == str(int(number)) and 1 <= int(number) <= made
+                if of == name and is_made and folder.name not in kept:
                     shutil.rmtree(folder)
         except OSError as error:
             self._shell.log.warning("folders_not_removed", allocation=name, error=str(error))
@@ -236,10 +255,9 @@ class PilotKeeper:
             job = found.get(allocation.pilot_name(pilot.id))
             if job is None or job.state != "waiting" or not pilot.submitted_s or pilot.started_s or not job.reason:
                 continue
-            if job.reason != pilot.waits and now_s >= pilot.waits_s + _NOTE_S:
-                facts.append(
-                    PilotWaits(name=allocation.name, pilot_id=pilot.id, reason=job.reason[:_MOST_REASON], at_s=now_s)
-                )
+            reason = job.reason[:_MOST_REASON]
+            if reason != pilot.waits and now_s >= pilot.waits_s + _NOTE_S:
+                facts.append(PilotWaits(name=allocation.name, pilot_id=pilot.id, reason=reason, at_s=now_s))
         if facts:
             await self._append(allocation, *facts)
 
@@ -273,6 +291,7 @@ class PilotKeeper:
         now_s, token = self._shell.now_s(), ""
         if job is None and (allocation.removed_s or pilot.is_withdrawn):
             why = "its allocation was removed" if allocation.removed_s else _SPARE
+            await self._clear(provider, allocation, pilot)
             await self._end(allocation, pilot, "cancelled", why)
             return
         if job is None:
@@ -282,14 +301,19 @@ class PilotKeeper:
                 write_pilot(self.place(pilot.id), allocation, pilot.id, text)
                 name = allocation.pilot_name(pilot.id)
                 number = await provider.submit(allocation.spec, name, self.place(pilot.id), others)
-            except (SubmissionRefused, NoToken) as error:
+            except SubmissionRefused as error:
+                await self._end(allocation, pilot, "refused", str(error))
+                return
+            except NoToken as error:
+                await self._clear(provider, allocation, pilot)
                 await self._end(allocation, pilot, "refused", str(error))
                 return
             except OSError as error:
+                await self._clear(provider, allocation, pilot)
                 await self._end(allocation, pilot, "refused", f"its files cannot be written: {error}")
                 return
         else:
-            number, token = job.id, self._tokens.get(pilot.id, ("", ""))[1]
+            number, token = job.id, self._token_id(pilot)
             self._shell.log.info("pilot_adopted", allocation=allocation.name, pilot=pilot.id, provider_id=number)
         fact = PilotSubmitted(name=allocation.name, pilot_id=pilot.id, provider_id=number, token=token, at_s=now_s)
         await self._append(allocation, fact)
@@ -299,19 +323,28 @@ class PilotKeeper:
     async def _conclude(
         self, provider: PilotProvider, allocation: Allocation, pilot: Pilot, job: ProviderJob | None
     ) -> None:
-        """Say how a pilot ended that its provider has no more, or says has ended."""
+        """
+        Say how a pilot ended that its provider has no more, or says has ended.
+
+        One that somebody else takes away before a node joins has failed, too: what takes each of them away would
+        otherwise have them submitted without end. What it has left is removed first: after its end nobody looks for it.
+        """
+        await self._clear(provider, allocation, pilot)
         said = job.reason if job is not None else "the provider has it no more"
-        if pilot.is_withdrawn:
+        if pilot.joined_s:
+            is_cancelled = allocation.removed_s or (job is not None and job.state == "cancelled")
+            await self._end(allocation, pilot, "cancelled" if is_cancelled else "finished", said)
+        elif pilot.is_withdrawn:
             await self._end(allocation, pilot, "cancelled", _SPARE)
-        elif allocation.removed_s or (job is not None and job.state == "cancelled"):
+        elif allocation.removed_s:
             await self._end(allocation, pilot, "cancelled", said)
-        elif pilot.joined_s:
-            await self._end(allocation, pilot, "finished", said)
         else:
             words = self.place(pilot.id).last_words()
             await self._end(allocation, pilot, "failed", f"no node joined; {said}" + (f": {words}" if words else ""))
-        if job is not None:
-            await provider.clear(job, self.place(pilot.id))
+
+    async def _clear(self, provider: PilotProvider, allocation: Allocation, pilot: Pilot) -> None:
+        """Remove what a pilot may have at its provider, one too whose submission was not answered."""
+        await provider.clear(allocation.spec, allocation.pilot_name(pilot.id), self.place(pilot.id))
 
     async def _give_up_late(
         self, provider: PilotProvider, allocation: Allocation, pilot: Pilot, job: ProviderJob
@@ -325,12 +358,12 @@ class PilotKeeper:
 
     async def _end(self, allocation: Allocation, pilot: Pilot, state: PilotEnd, reason: str) -> None:
         """Note that a pilot has ended; its token admits nobody more."""
-        place = self.place(pilot.id)
+        place, token = self.place(pilot.id), self._token_id(pilot)
+        self._tokens.pop(pilot.id, None)
         try:
             place.token.unlink(missing_ok=True)
         except OSError as error:
             self._shell.log.warning("token_not_removed", file=str(place.token), error=str(error))
-        token = pilot.token or self._tokens.pop(pilot.id, ("", ""))[1]
         if token and len(pilot.nodes) < allocation.spec.nodes:
             ask = RevokeRequest(id=token, reason=f"pilot {pilot.id} has ended")
             try:
@@ -341,6 +374,19 @@ class PilotKeeper:
         fact = PilotEnded(name=allocation.name, pilot_id=pilot.id, state=state, reason=reason[:_MOST_REASON], at_s=at_s)
         await self._append(allocation, fact)
         self._shell.log.info("pilot_ended", allocation=allocation.name, pilot=pilot.id, state=state, reason=reason)
+
+    def _token_id(self, pilot: Pilot) -> str:
+        """Return the id of a pilot's token; where an earlier allocator has not noted it, that of the token's file."""
+        known = pilot.token or self._tokens.get(pilot.id, ("", ""))[1]
+        if known:
+            return known
+        try:
+            return _id_of(node_token_login(self.place(pilot.id).token.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return ""
+        except (OSError, ValueError) as error:  # MsgspecError is of the latter
+            self._shell.log.warning("token_not_read", pilot=pilot.id, error=str(error))
+            return ""
 
     async def _token(self, allocation: Allocation, pilot: Pilot) -> tuple[str, str]:
         """
@@ -362,7 +408,7 @@ class PilotKeeper:
                 raise ProviderSilent(f"no issuer of logins answers, such as `penstock up` has: {error}") from error
             except ServiceError as error:
                 raise NoToken(f"the issuer gave no token: {error}") from error
-            self._tokens[pilot.id] = node_token_text(login), str(decoded(login.user_jwt).get("name", ""))
+            self._tokens[pilot.id] = node_token_text(login), _id_of(login)
         return self._tokens[pilot.id]
 
     async def _ask_issuer(self, what: str, ask: msgspec.Struct) -> bytes:
@@ -376,7 +422,5 @@ class PilotKeeper:
         await self._replica.live.reached(seq)
 
 
-def _over(allocation: Allocation) -> set[str]:
-    """Return the pilots of which nobody asks any more; a later allocator's, of which this log says nothing, are not."""
-    kept = {*allocation.pilots, *(pilot.id for pilot in allocation.ended)}
-    return {f"{allocation.name}-{number}" for number in range(1, allocation.made + 1)} - kept
+def _id_of(login: Login) -> str:
+    return str(decoded(login.user_jwt).get("name", ""))

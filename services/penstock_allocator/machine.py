@@ -136,7 +136,7 @@ def decider(
     return Decider(
         name="allocator",
         state=AllocatorState,
-        schema="allocator.3",
+        schema="allocator.4",
         apply=apply,
         decide=partial(decide, settings=settings or AllocatorSettings(), matcher=matcher or MatcherSettings()),
         reads=READ | OF_ALLOCATIONS,

@@ -19,6 +19,8 @@ from penstock_log import (
     Job,
     JobState,
     JobTable,
+    NodeJoined,
+    NodeLeaving,
     Outcome,
     PolicySet,
     RunBusyAgain,
@@ -32,6 +34,8 @@ from penstock_log.text import duration
 
 REMEMBERED: Final = 1000
 """Finished jobs whose checkpoints may still have to go."""
+HAS_HAD_ITS_RUNS: Final = "it has had its runs"
+"""Why a node leaves that was for so many runs; other reasons stop the runs that are there."""
 _TOLD_S: Final = 0.5
 """By so much the end of a job's time has to change before its processes are told anew."""
 
@@ -56,6 +60,8 @@ class ExecutorState(msgspec.Struct):
         Job id → node id → epoch of which the node has said that the run is idle there.
     kept : dict of str to list of str
         Sweep → its finished jobs from whose checkpoints others may go on.
+    spent : set of str
+        Nodes that leave because they have had their runs: that stops none of the runs of which they had a part.
     """
 
     jobs: JobTable = msgspec.field(default_factory=JobTable)
@@ -67,6 +73,7 @@ class ExecutorState(msgspec.Struct):
     kept: dict[str, list[str]] = msgspec.field(default_factory=dict)
     policies: dict[str, dict[str, Setting]] = msgspec.field(default_factory=dict)
     idle: dict[str, dict[str, int]] = msgspec.field(default_factory=dict)
+    spent: set[str] = msgspec.field(default_factory=set)
 
 
 class RunAction(msgspec.Struct, frozen=True, kw_only=True):
@@ -209,7 +216,7 @@ def decider() -> Decider[ExecutorState]:
     return Decider(
         name="executor",
         state=ExecutorState,
-        schema="executor.v9",
+        schema="executor.v10",
         apply=apply,
         decide=lambda state, now_s: Decision(),  # noqa: ARG005
         leads=False,
@@ -230,6 +237,7 @@ def apply(state: ExecutorState, event: Event, seq: int) -> None:
             state.led.pop(job.id, None)
             state.idle.pop(job.id, None)
             _finish(state, job)
+    _note_spent(state, event)
     if isinstance(event, PolicySet):
         state.policies[event.pool] = event.settings
     elif isinstance(event, RunIdle) and event.job_id in state.jobs.by_id:
@@ -242,6 +250,17 @@ def apply(state: ExecutorState, event: Event, seq: int) -> None:
         state.started.setdefault(event.job_id, {})[event.node_id] = event.epoch
         if first_node(started) == event.node_id and started.may_run(event.epoch, event.node_id):
             state.led[event.job_id] = event
+
+
+def _note_spent(state: ExecutorState, event: Event) -> None:
+    """Note whether a node leaves because it has had its runs, until it joins again or stops for another reason."""
+    if not isinstance(event, NodeLeaving | NodeJoined):
+        return
+    state.spent.intersection_update(state.cluster.nodes)  # others are forgotten
+    if isinstance(event, NodeLeaving) and event.reason == HAS_HAD_ITS_RUNS:
+        state.spent.add(event.node_id)
+    else:
+        state.spent.discard(event.node_id)
 
 
 def _finish(state: ExecutorState, job: Job) -> None:
@@ -316,9 +335,8 @@ class _Node:
         known = state.cluster.nodes.get(node_id)
         self.joined = known is not None and known.present and known.incarnation.startswith(observed.incarnation)
         self.leaving = self.joined and known is not None and known.leaving
-        self.is_to_say_that_it_leaves = (
-            observed.draining and self.joined and not self.leaving and not observed.told_leaving
-        )
+        is_said = self.leaving and not (node_id in state.spent and any(run.alive for run in observed.runs.values()))
+        self.is_to_say_that_it_leaves = observed.draining and self.joined and not (is_said or observed.told_leaving)
 
     # --- runs that are here
     def settle(self, run: LocalRun) -> Iterator[Action]:
@@ -354,16 +372,23 @@ class _Node:
         return any(run.alive for run in self.observed.runs.values())
 
     def _stop_of(self, job: Job) -> NodeStop:
-        """Return whether a node of a job's run is being stopped, as far as this node and the log know."""
-        nodes = self.state.cluster.nodes
-        known = nodes.get(self.id)
-        if self.observed.draining or (known is not None and known.leaving):
+        """
+        Return whether a node of a job's run is being stopped, as far as this node and the log know.
+
+        A node stops no run by leaving that has had its runs, nor one whose part of the run had ended before by itself.
+        """
+        if self.observed.draining or self._is_stopping(self.id):
             return NodeStop(self._shutting_down(self.id))
         slots = job.placement.slots if job.placement is not None else ()
         for slot in slots:
-            if (other := nodes.get(slot.node_id)) is not None and other.leaving:
-                return NodeStop(self._shutting_down(other.id), is_elsewhere=True)
+            had_part = slot.node_id in job.open_nodes or job.outcome in {"preempted", "lost"}
+            if had_part and self._is_stopping(slot.node_id):
+                return NodeStop(self._shutting_down(slot.node_id), is_elsewhere=True)
         return NodeStop()
+
+    def _is_stopping(self, node_id: str) -> bool:
+        node = self.state.cluster.nodes.get(node_id)
+        return node is not None and node.leaving and node_id not in self.state.spent
 
     @staticmethod
     def _shutting_down(node_id: str) -> str:

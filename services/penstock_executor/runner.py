@@ -150,7 +150,8 @@ class Executor:
         self.alone_s: float | None = None
         self.node_id, self.found, self.capacity = node_id, found, capacity
         self.boot, self.joins, self.left = uuid.uuid4().hex[:8], 0, False
-        self.told_leaving, self.ended_runs = False, 0
+        self.told_leaving = self.told_spent = False
+        self.ended_runs: set[Key] = set()  # of a node that is for so many runs
         self.claim = NameClaim(shell.bus, node_id, data, self.boot, settings.heartbeat_s)
         self.rule = settings.identities(node_id)
         self.wake = live.changed.set
@@ -422,9 +423,11 @@ class Executor:
             case machine.KillRun():
                 host.kill(action.key)
             case machine.ReportFact():
-                await self._leave_after(action.fact)
+                if isinstance(action.fact, RunEnded):
+                    await self._leave_after((action.fact.job_id, action.fact.epoch))
                 self._report_start_or_end(action.fact)
             case machine.RemoveRun():
+                await self._leave_after(action.key)
                 host.clean(action.key)
                 self.containers.release(action.key)
                 self.appender.forget(action.job_id)
@@ -440,7 +443,8 @@ class Executor:
             case machine.AnnounceNode():
                 await self._announce()
             case machine.AnnounceLeaving():
-                await self._announce_leaving()
+                await self._announce_leaving("shutdown")
+                self.told_leaving = True
             case machine.WithdrawNode():
                 left = NodeLeft(node_id=self.node_id, reason="shutdown", at_s=self.shell.now_s())
                 await self.appender.append_node(left)
@@ -590,34 +594,46 @@ class Executor:
             at_s=self.shell.now_s(),
         )
         await self.appender.append_node(joined)
-        self.shell.vitals.ready = True
+        self.shell.vitals.ready, self.told_spent = True, False
         self.shell.log.info("node_joined", node_id=self.node_id, devices=len(self.host.site.devices), address=address)
 
-    async def _announce_leaving(self) -> None:
-        """Tell the log that this node stops, before any of its runs is ended; a log that is away delays that little."""
-        self.told_leaving = True
+    async def _announce_leaving(self, reason: str) -> bool:
+        """
+        Tell the log that this node leaves, and return whether it has heard; a log that is away delays that little.
+
+        A node that stops says so before any of its runs is ended.
+        """
         leaving = NodeLeaving(
-            node_id=self.node_id, incarnation=self.incarnation, reason="shutdown", at_s=self.shell.now_s()
+            node_id=self.node_id, incarnation=self.incarnation, reason=reason, at_s=self.shell.now_s()
         )
         try:
             async with asyncio.timeout(LEAVING_S):
                 await self.appender.append_node(leaving)
         except (TimeoutError, BusError) as error:
             self.shell.log.warning("leaving_not_announced", within_s=LEAVING_S, error=str(error))
+            return False
+        return True
 
-    async def _leave_after(self, fact: RunStarted | RunEnded) -> None:
+    async def _leave_after(self, key: Key) -> None:
         """
         Tell the log that this node leaves before it hears of its last run's end, after which it would place another.
 
-        How the run has ended is decided already: its failure is its own, and not the stopping node's.
+        How the run has ended is decided already: its failure is its own, and not the leaving node's. A run that the log
+        no longer wants counts as well, once its processes have ended.
         """
-        if isinstance(fact, RunEnded):
-            self.ended_runs += 1
-            if self._has_had_its_runs() and not self.told_leaving:
-                await self._announce_leaving()
+        if self.settings.leave_after_runs:
+            self.ended_runs.add(key)
+        if self._has_had_its_runs() and self._is_staying():
+            self.told_spent = await self._announce_leaving(machine.HAS_HAD_ITS_RUNS)
+
+    def _is_staying(self) -> bool:
+        """Return whether the log has this life of the node, has not heard that it leaves, and is not about to."""
+        node = self.live.state.cluster.nodes.get(self.node_id)
+        is_there = node is not None and node.present and node.incarnation == self.incarnation
+        return is_there and not (self.told_spent or self.told_leaving or self.shell.stopping.is_set())
 
     def _has_had_its_runs(self) -> bool:
-        return 0 < self.settings.leave_after_runs <= self.ended_runs
+        return 0 < self.settings.leave_after_runs <= len(self.ended_runs)
 
     @property
     def incarnation(self) -> str:
@@ -794,7 +810,7 @@ class Executor:
                 self.shell.log.info("leaving", reason="no run was here", idle_s=settings.leave_idle_s)
                 self.shell.stopping.set()
             elif is_idle and self._has_had_its_runs():
-                self.shell.log.info("leaving", reason="it has had its runs", runs=self.ended_runs)
+                self.shell.log.info("leaving", reason="it has had its runs", runs=len(self.ended_runs))
                 self.shell.stopping.set()
             await pause(LEAVE_LOOK_S, self.shell.stopping)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -84,16 +84,36 @@ def check(ask: request_bodies.AllocationRequest) -> None:
 
 
 _MOST_TEMPLATE: Final = 100_000
-_OF_PODS: Final = {
-    "metadata": {"annotations", "labels"},
+_LIST, _MAPPING, _WORD, _FLAG, _NUMBER = "a list of mappings", "a mapping", "a word", "true or false", "a whole number"
+_OF_PODS: Final[dict[str, dict[str, str]]] = {
+    "metadata": {"annotations": _MAPPING, "labels": _MAPPING},
     "spec": {
-        *("affinity", "containers", "dnsConfig", "dnsPolicy", "hostAliases", "imagePullSecrets", "initContainers"),
-        *("nodeSelector", "priorityClassName", "resourceClaims", "runtimeClassName", "schedulerName"),
-        *("schedulingGates", "securityContext", "serviceAccountName", "automountServiceAccountToken", "tolerations"),
-        *("topologySpreadConstraints", "volumes", "terminationGracePeriodSeconds", "shareProcessNamespace"),
+        "affinity": _MAPPING,
+        "automountServiceAccountToken": _FLAG,
+        "containers": _LIST,
+        "dnsConfig": _MAPPING,
+        "dnsPolicy": _WORD,
+        "hostAliases": _LIST,
+        "imagePullSecrets": _LIST,
+        "initContainers": _LIST,
+        "nodeSelector": _MAPPING,
+        "priorityClassName": _WORD,
+        "resourceClaims": _LIST,
+        "runtimeClassName": _WORD,
+        "schedulerName": _WORD,
+        "schedulingGates": _LIST,
+        "securityContext": _MAPPING,
+        "serviceAccountName": _WORD,
+        "shareProcessNamespace": _FLAG,
+        "terminationGracePeriodSeconds": _NUMBER,
+        "tolerations": _LIST,
+        "topologySpreadConstraints": _LIST,
+        "volumes": _LIST,
     },
 }
-"""What a template may say of a Pod; the rest is the allocator's."""
+"""What a template may say of a Pod, and as what; the rest is the allocator's."""
+_TYPES: Final = {_LIST: list[dict[str, Any]], _MAPPING: dict[str, Any], _WORD: str, _FLAG: bool, _NUMBER: int}
+_OWN_LABELS: Final = "penstock.dev/"
 
 
 def _check_pod(spec: AllocationSpec) -> None:
@@ -114,6 +134,22 @@ def _check_pod(spec: AllocationSpec) -> None:
                 raise RequestRefused(
                     BAD, f"$.spec.pod.template.{part}.{key}: it is the allocator's to set; expected {known}"
                 )
+            _check_part(f"$.spec.pod.template.{part}.{key}", value[key], _OF_PODS[part][key])
+        for key, text in {**value.get("labels", {}), **value.get("annotations", {})}.items():
+            if not isinstance(text, str) or key.startswith(_OWN_LABELS):
+                raise RequestRefused(
+                    BAD,
+                    f"$.spec.pod.template.{part}: {key!r} cannot be set to {text!r}; expected text for a label or an "
+                    f"annotation that does not begin with {_OWN_LABELS}, which are the allocator's",
+                )
+
+
+def _check_part(path: str, given: object, what: str) -> None:
+    """Refuse a part of a template that is not of its type: it would replace what the allocator has there."""
+    try:
+        msgspec.convert(given, _TYPES[what])
+    except msgspec.ValidationError as error:
+        raise RequestRefused(BAD, f"{path}: expected {what}") from error
 
 
 _OWN_LONG: Final = (
@@ -224,13 +260,16 @@ def _allocation(state: GatewayState, name: str) -> Allocation:
 
 
 def answer(model: ReadModel, *, sees_all: bool) -> AllocationsView:
-    """Return all allocations; ``sees_all``: with the scripts and the variables that they have."""
+    """Return all allocations; ``sees_all``: with the scripts, the variables and the templates that they have."""
     found = sorted(model.state.allocations.by_name.values(), key=lambda one: one.name)
     return AllocationsView(allocations=tuple(_view(one, sees_all=sees_all) for one in found), seq=model.seq)
 
 
 def _view(one: Allocation, *, sees_all: bool) -> AllocationView:
-    spec = one.spec if sees_all else msgspec.structs.replace(one.spec, setup="", teardown="", environment={})
+    spec = one.spec
+    if not sees_all:
+        pod = msgspec.structs.replace(spec.pod, template={}) if spec.pod is not None else None
+        spec = msgspec.structs.replace(spec, setup="", teardown="", environment={}, pod=pod)
     return AllocationView(
         name=one.name,
         state=one.state,

@@ -102,7 +102,7 @@ NOTIFY_SCHEMES: Final = (
 """Kinds of addresses that say nothing on the gateway's machine itself."""
 NOTIFY_REFUSED: Final = ("127.0.0.0/8", "::1/128", "0.0.0.0/8", "::/128", "169.254.0.0/16", "fe80::/10")
 """Networks to which no message goes: the gateway's machine, and what is on its link."""
-SCHEMA: Final = "gateway.v43"
+SCHEMA: Final = "gateway.v44"
 
 
 class GatewayState(SchedulerState):

@@ -26,6 +26,7 @@ from penstock_testing import eventually
 
 pytest.importorskip("kr8s")
 TOKEN = "penstock-node-secret"
+RESTRICTED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 DOCS = Path(__file__).parents[2] / "docs"
 
 
@@ -60,6 +61,9 @@ class Pilots:
     async def submit(self, number: int = 1, token: str = TOKEN) -> str:
         write_pilot(self.place(number), self.allocation, f"lab-{number}", token)
         return await self.provider.submit(self.allocation.spec, self.name(number), self.place(number), ())
+
+    async def clear(self, number: int = 1) -> None:
+        await self.provider.clear(self.allocation.spec, self.name(number), self.place(number))
 
     async def job(self, number: int = 1) -> ProviderJob | None:
         found = await self.provider.list_jobs(self.allocation.spec, {self.name(number): self.place(number)})
@@ -199,6 +203,30 @@ async def test_a_quota_or_a_policy_refuses_a_pilot_and_nothing_of_it_is_left(
     assert {key.name for key in server.objects if key.resource in {"pods", "secrets"}} == {lab.pod().name}
 
 
+async def test_a_quota_that_is_being_counted_by_others_is_asked_again(server: KubeServer, tmp_path: Path) -> None:
+    async with pilots(tmp_path) as lab:
+        server.is_quota_busy = True
+        with pytest.raises(ProviderSilent, match="could not make it now: Operation cannot be fulfilled"):
+            await lab.submit()
+        server.is_quota_busy = False
+        await lab.submit()
+        await lab.until("waiting")
+
+
+async def test_a_login_whose_own_program_fails_is_a_cluster_that_is_silent(
+    server: KubeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = server.kubeconfig(tmp_path / "with-a-program")
+    config = json.loads(file.read_text())
+    program = {"apiVersion": "client.authentication.k8s.io/v1", "command": "false", "args": [], "env": []}
+    config["users"][0]["user"] = {"exec": program}
+    file.write_text(json.dumps(config))
+    monkeypatch.setenv("KUBECONFIG", str(file))
+    async with pilots(tmp_path) as lab:
+        with pytest.raises(ProviderSilent, match="there is no login to a cluster"):
+            await lab.submit()
+
+
 async def test_a_server_that_is_overloaded_is_left_alone_for_as_long_as_it_says(
     server: KubeServer, tmp_path: Path
 ) -> None:
@@ -330,6 +358,22 @@ async def test_a_template_is_laid_over_the_pod(server: KubeServer, tmp_path: Pat
     assert (pod["spec"]["runtimeClassName"], pod["spec"]["nodeSelector"]) == ("nvidia", {"gpu": "a100"})
 
 
+async def test_a_template_takes_nothing_away_that_makes_a_pod_a_pilots(server: KubeServer, tmp_path: Path) -> None:
+    mine = {"name": "pilot", "command": None, "volumeMounts": None, "workingDir": "/tmp"}
+    beside = {"name": "beside", "image": "x", "securityContext": RESTRICTED}
+    template = {"metadata": {"labels": None}, "spec": {"volumes": None, "containers": [mine, beside]}}
+    async with pilots(tmp_path, template=template) as lab:
+        await lab.submit()
+        await lab.until("waiting")
+        pod = server.get(lab.pod())
+    assert pod["metadata"]["labels"]["penstock.dev/pilot"] == lab.pod().name
+    assert [volume["name"] for volume in pod["spec"]["volumes"]] == ["login", "shared-memory"]
+    first, second = pod["spec"]["containers"]
+    assert first["command"][:2] == ["bash", "-c"]
+    assert [mount["name"] for mount in first["volumeMounts"]] == ["login", "shared-memory"]
+    assert (first["workingDir"], second["name"]) == ("/tmp", "beside")
+
+
 async def test_a_trial_leaves_nothing(server: KubeServer, tmp_path: Path) -> None:
     async with pilots(tmp_path) as lab:
         write_pilot(lab.place(1), lab.allocation, "lab-1", TOKEN)
@@ -350,10 +394,25 @@ async def test_the_role_in_the_docs_is_all_that_is_needed(server: KubeServer, tm
         server.break_watches()
         await lab.provider.try_out(lab.allocation.spec, lab.place(1))
         ran(server, lab.pod(), {"terminated": {"exitCode": 0}}, phase="Succeeded")
-        await lab.provider.clear(await lab.until("ended"), lab.place(1))
+        await lab.until("ended")
+        await lab.clear()
     assert not server.pods()
     used = {(verb, resource) for verb, resource, _ in server.asked}
     assert used | {("delete", "secrets")} == server.rules["pilots"], "and no more than that"
+
+
+async def test_what_a_submission_has_left_that_nobody_answered_is_cleared_by_its_name(
+    server: KubeServer, tmp_path: Path
+) -> None:
+    async with pilots(tmp_path) as lab:
+        server.is_quota_busy = True
+        with pytest.raises(ProviderSilent):
+            await lab.submit()
+        assert [key for key in server.objects if key.resource == "secrets"] == [lab.secret()]
+    async with pilots(tmp_path) as later:
+        await later.clear()
+        assert not [key for key in server.objects if key.resource in {"pods", "secrets"}]
+        await later.clear()  # it may be asked for twice
 
 
 async def test_a_login_that_has_ended_is_read_again(server: KubeServer, tmp_path: Path) -> None:

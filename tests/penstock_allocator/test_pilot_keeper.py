@@ -7,17 +7,18 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
-from matcher_facts import job
+from matcher_facts import job, node
 
-from penstock_allocator import runner
+from penstock_allocator import keeper, runner
 from penstock_allocator.machine import AllocatorSettings
 from penstock_allocator.pilot_script import PilotFolder
 from penstock_allocator.providers import ProviderJob, ProviderSilent, SubmissionRefused
 from penstock_bus import Append, Endpoint, Reply
-from penstock_bus.identity.logins import Login
+from penstock_bus.identity.logins import Login, node_token_text
 from penstock_bus.memory import MemoryBus
 from penstock_bus.port import Request
 from penstock_bus.shell import Shell
@@ -39,6 +40,7 @@ from penstock_log import (
     PilotWithdrawn,
     subjects,
 )
+from penstock_log.allocation_spec import LABEL_ALLOCATION, LABEL_PILOT
 from penstock_testing import eventually, subject_of
 
 LOGIN = Login(url="nats://127.0.0.1:9", user="join", user_jwt="a.eyJuYW1lIjogIjBmIn0.c")
@@ -52,8 +54,10 @@ class FakeProvider:
         self.submissions: list[str] = []
         self.cancelled: list[str] = []
         self.refuses = ""
-        self.silent = self.full = False
-        self.asked = self.cleared = 0
+        self.first_state: str = "waiting"
+        self.silent = self.full = self.broken = self.keeps = False
+        self.asked = 0
+        self.cleared: list[str] = []
         self.tokens: list[str] = []
 
     async def submit(self, _spec: AllocationSpec, name: str, place: PilotFolder, _others: Collection[str]) -> str:
@@ -64,7 +68,7 @@ class FakeProvider:
         if self.refuses:
             raise SubmissionRefused(self.refuses)
         self.tokens.append(oct(place.token.stat().st_mode)[-3:])
-        self.jobs[name] = ProviderJob(str(len(self.submissions)), "waiting")
+        self.jobs[name] = ProviderJob(str(len(self.submissions)), self.first_state)  # type: ignore[arg-type]
         return self.jobs[name].id
 
     async def list_jobs(self, _spec: AllocationSpec, pilots: Mapping[str, PilotFolder]) -> Mapping[str, ProviderJob]:
@@ -78,14 +82,19 @@ class FakeProvider:
         self.cancelled.append(one.id)
         self.jobs = {name: found for name, found in self.jobs.items() if found.id != one.id}
 
-    async def clear(self, _one: ProviderJob, _place: PilotFolder) -> None:
-        self.cleared += 1
+    async def clear(self, _spec: AllocationSpec, name: str, _place: PilotFolder) -> None:
+        self._answer()
+        if self.keeps:
+            raise ProviderSilent("it clears nothing now")
+        self.cleared.append(name)
 
     async def try_out(self, _spec: AllocationSpec, _place: PilotFolder) -> str:
         return "it would start at once"
 
     def _answer(self) -> None:
         self.asked += 1
+        if self.broken:
+            raise ZeroDivisionError("of one provider")
         if self.silent:
             raise ProviderSilent("no controller")
 
@@ -171,7 +180,13 @@ async def asked_twice_more(provider: FakeProvider) -> None:
     await eventually(lambda: provider.asked >= before + 2)
 
 
+async def asked_more(provider: FakeProvider) -> None:
+    before = provider.asked
+    await eventually(lambda: provider.asked > before)
+
+
 ADDED = AllocationAdded(name="lab", spec=AllocationSpec(provider="slurm", max_pilots=2), at_s=1.0)
+NAMED = Allocation(name="lab", spec=ADDED.spec, added_s=ADDED.at_s)
 
 
 async def test_a_planned_pilot_is_submitted_once_and_followed_to_its_end(
@@ -231,6 +246,18 @@ async def test_nothing_is_concluded_while_the_provider_does_not_answer(
     assert len(provider.submissions) <= 3
 
 
+async def test_an_error_that_nobody_foresaw_is_told_and_the_allocator_goes_on(
+    memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path
+) -> None:
+    provider.broken = True
+    async with allocator(memory_bus, tmp_path) as shell:
+        await tell(memory_bus, ADDED, job("j"))
+        await eventually(lambda: "ZeroDivisionError: of one provider" in shell.vitals.note)
+        await asked_twice_more(provider)
+        provider.broken = False
+        await eventually(count_of(memory_bus, PilotSubmitted, 1))
+
+
 async def test_nobody_is_told_of_a_silence_that_matters_to_no_pilot_any_more(
     memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path
 ) -> None:
@@ -270,6 +297,34 @@ async def test_a_pilot_that_ends_before_a_node_joins_has_failed_with_what_it_pri
     first = (await told(memory_bus, PilotEnded))[0]
     assert first.state == "failed"  # type: ignore[union-attr]
     assert "module: command not found" in first.reason  # type: ignore[union-attr]
+
+
+async def test_pilots_that_somebody_else_takes_away_before_a_node_joins_pause_the_allocation(
+    memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path
+) -> None:
+    provider.first_state = "cancelled"
+    async with allocator(memory_bus, tmp_path, most_failures=2):
+        await tell(memory_bus, ADDED, job("j"))
+        await eventually(count_of(memory_bus, PilotsPaused, 1))
+    assert [fact.state for fact in await told(memory_bus, PilotEnded)] == ["failed"] * 2  # type: ignore[union-attr]
+    assert len(provider.submissions) == 2
+
+
+async def test_a_pilot_that_is_withdrawn_as_its_node_joins_has_done_its_work(
+    memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path
+) -> None:
+    async with allocator(memory_bus, tmp_path):
+        await tell(memory_bus, ADDED, AllocationPaused(name="lab", at_s=1.5))
+        await tell(memory_bus, PilotPlanned(name="lab", pilot_id="lab-1", at_s=2.0))
+        await eventually(count_of(memory_bus, PilotSubmitted, 1))
+        provider.silent = True
+        labels = {LABEL_ALLOCATION: "lab", LABEL_PILOT: "lab-1"}
+        joined = msgspec.structs.replace(node("lab-1", a=1), labels=labels)
+        await tell(memory_bus, PilotWithdrawn(name="lab", pilot_id="lab-1", at_s=3.0), joined)
+        provider.move("ended")
+        provider.silent = False
+        await eventually(count_of(memory_bus, PilotEnded, 1))
+    assert [fact.state for fact in await told(memory_bus, PilotEnded)] == ["finished"]  # type: ignore[union-attr]
 
 
 async def test_a_pilot_has_one_token_however_often_its_submission_is_tried(
@@ -403,5 +458,138 @@ async def test_what_an_ended_pilot_has_left_at_its_provider_is_cleared(
         await tell(memory_bus, PilotPlanned(name="lab", pilot_id="lab-1", at_s=2.0))
         await eventually(count_of(memory_bus, PilotSubmitted, 1))
         provider.move("ended")
-        await eventually(lambda: provider.cleared == 1)
-        assert await told(memory_bus, PilotEnded)
+        await eventually(count_of(memory_bus, PilotEnded, 1))
+    assert provider.cleared == [NAMED.pilot_name("lab-1")]
+
+
+async def test_a_pilot_has_not_ended_until_its_provider_has_cleared_what_it_left(
+    memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path
+) -> None:
+    await tell(memory_bus, ADDED, AllocationPaused(name="lab", at_s=1.5))
+    await tell(memory_bus, PilotPlanned(name="lab", pilot_id="lab-1", at_s=2.0))
+    async with allocator(memory_bus, tmp_path) as shell:
+        await eventually(count_of(memory_bus, PilotSubmitted, 1))
+        provider.keeps = True
+        provider.move("ended")
+        await eventually(lambda: "it clears nothing now" in shell.vitals.note)
+        assert not await told(memory_bus, PilotEnded)
+    provider.keeps = False
+    async with allocator(memory_bus, tmp_path):  # another one, of which none was told that it ended
+        await eventually(count_of(memory_bus, PilotEnded, 1))
+    assert provider.cleared == [NAMED.pilot_name("lab-1")]
+
+
+async def test_what_is_cleared_and_gone_before_its_end_is_told_has_ended_nevertheless(
+    memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path
+) -> None:
+    labels = {LABEL_ALLOCATION: "lab", LABEL_PILOT: "lab-1"}
+    planned = PilotPlanned(name="lab", pilot_id="lab-1", at_s=2.0)
+    submitted = PilotSubmitted(name="lab", pilot_id="lab-1", provider_id="1", at_s=2.5)
+    joined = msgspec.structs.replace(node("lab-1", a=1), labels=labels)
+    await tell(memory_bus, ADDED, AllocationPaused(name="lab", at_s=1.5), planned, submitted, joined)
+    async with allocator(memory_bus, tmp_path):  # an earlier one was killed after it had cleared
+        await eventually(count_of(memory_bus, PilotEnded, 1))
+    assert [fact.state for fact in await told(memory_bus, PilotEnded)] == ["finished"]  # type: ignore[union-attr]
+
+
+async def test_a_pilot_whose_submission_was_not_answered_is_cleared_when_its_allocation_is_removed(
+    memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path
+) -> None:
+    provider.full = True
+    async with allocator(memory_bus, tmp_path):
+        await tell(memory_bus, ADDED, job("j"))
+        await asked_twice_more(provider)
+        await tell(memory_bus, AllocationRemoved(name="lab", at_s=2.0))
+        await eventually(count_of(memory_bus, PilotEnded, 1))
+    assert NAMED.pilot_name("lab-1") in provider.cleared
+
+
+async def test_the_token_of_an_adopted_pilot_is_revoked_at_its_end(
+    memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path
+) -> None:
+    await tell(memory_bus, ADDED, AllocationPaused(name="lab", at_s=1.5))
+    await tell(memory_bus, PilotPlanned(name="lab", pilot_id="lab-1", at_s=2.0))
+    provider.jobs[NAMED.pilot_name("lab-1")] = ProviderJob("17", "waiting")
+    (tmp_path / "pilots" / "lab-1").mkdir(parents=True)
+    (tmp_path / "pilots" / "lab-1" / "token").write_text(node_token_text(LOGIN))
+    async with issuing(memory_bus) as issuer, alone(memory_bus, tmp_path):
+        await eventually(count_of(memory_bus, PilotSubmitted, 1))
+        await tell(memory_bus, AllocationRemoved(name="lab", at_s=2.0))
+        await eventually(count_of(memory_bus, PilotEnded, 1))
+        assert issuer.revoked == 1
+    assert [fact.token for fact in await told(memory_bus, PilotSubmitted)] == ["0f"]  # type: ignore[union-attr]
+
+
+async def test_a_long_reason_of_waiting_is_noted_once(
+    memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "_NOTE_S", 0.0)
+    async with allocator(memory_bus, tmp_path):
+        await tell(memory_bus, ADDED, job("j"))
+        await eventually(count_of(memory_bus, PilotSubmitted, 1))
+        provider.jobs = {name: found._replace(reason="x" * 5_000) for name, found in provider.jobs.items()}
+        await eventually(count_of(memory_bus, PilotWaits, 1))
+        await asked_twice_more(provider)
+        await asked_twice_more(provider)
+    assert len(await told(memory_bus, PilotWaits)) == 1
+
+
+async def test_another_reason_of_waiting_is_noted_after_a_while(
+    memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path
+) -> None:
+    async with allocator(memory_bus, tmp_path) as shell:
+        now_s = shell.now_s
+        await tell(memory_bus, ADDED, job("j"))
+        await eventually(count_of(memory_bus, PilotSubmitted, 1))
+        for reason in ("Resources", "Priority"):
+            provider.jobs = {name: found._replace(reason=reason) for name, found in provider.jobs.items()}
+            await eventually(count_of(memory_bus, PilotWaits, 1 if reason == "Resources" else 2))
+            shell.now_s = lambda: now_s() + keeper._NOTE_S  # type: ignore[method-assign]
+    assert [fact.reason for fact in await told(memory_bus, PilotWaits)] == ["Resources", "Priority"]  # type: ignore[union-attr]
+
+
+async def test_a_provider_that_tells_of_many_changes_is_looked_at_once_for_all_of_them(
+    memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keepers: list[keeper.PilotKeeper] = []
+
+    class Kept(keeper.PilotKeeper):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            keepers.append(self)
+
+    monkeypatch.setattr(runner, "PilotKeeper", Kept)
+    async with allocator(memory_bus, tmp_path, poll_s=3_600.0) as shell:
+        await tell(memory_bus, ADDED, AllocationPaused(name="lab", at_s=1.5))
+        await tell(memory_bus, PilotPlanned(name="lab", pilot_id="lab-1", at_s=2.0))
+        await eventually(count_of(memory_bus, PilotSubmitted, 1))
+        stands_s = shell.monotonic() + 1_000.0
+        shell.monotonic = lambda: stands_s  # type: ignore[method-assign]
+        keepers[0].look_again("slurm")
+        await eventually(lambda: keepers[0]._looked_s.get("lab") == stands_s and not keepers[0]._looking)
+        before = provider.asked
+        for _ in range(50):
+            keepers[0].look_again("slurm")
+            await asyncio.sleep(0)
+        assert provider.asked == before
+        shell.monotonic = lambda: stands_s + 1.0  # type: ignore[method-assign]
+        await asked_more(provider)
+
+
+async def test_folders_are_looked_through_only_after_another_pilot_has_ended(
+    memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cleaned: list[int] = []
+
+    class Kept(keeper.PilotKeeper):
+        def _remove_folders(self, name: str, made: int, kept: Collection[str]) -> None:
+            cleaned.append(made)
+            super()._remove_folders(name, made, kept)
+
+    monkeypatch.setattr(runner, "PilotKeeper", Kept)
+    async with allocator(memory_bus, tmp_path):
+        await tell(memory_bus, ADDED, job("j"))
+        await eventually(count_of(memory_bus, PilotSubmitted, 1))
+        for _ in range(4):
+            await asked_twice_more(provider)
+    assert cleaned == [1]

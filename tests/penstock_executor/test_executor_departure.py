@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from executor_cases import Node, World, python, world_on
+from executor_cases import PATIENCE_S, Node, World, python, world_on
 
 from penstock_bus import Append, BusError, Unavailable
 from penstock_bus.memory import MemoryBus
@@ -54,16 +54,16 @@ def departure(monkeypatch: pytest.MonkeyPatch) -> Departure:
     return Departure(monkeypatch)
 
 
-async def of_node(world: World) -> list[str]:
-    deliveries = await world.bus.read(subjects.node("n1"))
+async def of_node(world: World, node_id: str = "n1") -> list[str]:
+    deliveries = await world.bus.read(subjects.node(node_id))
     return [type(fact).__name__ for one in deliveries for fact in one.commit.facts]
 
 
-async def until_left(world: World) -> list[str]:
-    async for delivery in world.bus.follow(subjects=[subjects.node("n1")]):
+async def until_left(world: World, node_id: str = "n1") -> list[str]:
+    async for delivery in world.bus.follow(subjects=[subjects.node(node_id)]):
         if isinstance(delivery.commit.facts[0], NodeLeft):
             break
-    return await of_node(world)
+    return await of_node(world, node_id)
 
 
 async def test_a_node_whose_time_is_over_has_its_runs_leave_and_then_leaves_itself(
@@ -171,3 +171,72 @@ async def test_a_node_for_one_run_waits_for_a_run_beside_it(tmp_path: Path, depa
         (tmp_path / "second").touch()
         assert (await world.ended("j2")).outcome == "completed"
         assert await until_left(world) == ["NodeJoined", "NodeLeaving", "NodeLeft"]
+
+
+async def test_the_crash_in_a_gang_is_its_own_though_another_node_for_one_run_leaves_by_then(
+    tmp_path: Path, departure: Departure
+) -> None:
+    of_two = """
+import os, pathlib, sys, time
+rank = os.environ["PENSTOCK_RANK"]
+print("begun", flush=True)
+while not pathlib.Path(sys.argv[1], rank).exists():
+    time.sleep(0.01)
+raise SystemExit(0 if rank == "1" else 3)
+"""
+    async with world_on(MemoryBus(), tmp_path) as world:
+        for name in ("n1", "n2"):
+            departure.of(await world.node(name, leave_after_runs=1))
+        await world.submit("j1", *python(of_two, str(tmp_path)), gpus=2)
+        await world.place_on("j1", {"n1": [0], "n2": [0]})
+        await world.says("j1", "begun", times=2)
+        (tmp_path / "1").touch()
+        assert (await world.ended("j1", node_id="n2")).outcome == "completed"
+        assert (await until_left(world, "n2"))[1:] == ["NodeLeaving", "NodeLeft"]
+        (tmp_path / "0").touch()
+        ended = await world.ended("j1")
+        assert (ended.outcome, ended.exit_code) == ("failed", 3)
+
+
+async def test_a_run_that_the_log_no_longer_wants_was_a_run_of_its_node_too(
+    tmp_path: Path, departure: Departure
+) -> None:
+    async with world_on(MemoryBus(), tmp_path) as world:
+        departure.of(node := await world.node(leave_after_runs=1))
+        await world.run("j1", *python(WAITS, str(tmp_path / "never")))
+        await world.says("j1", "begun")
+        await world.lose("n1")
+        async with asyncio.timeout(PATIENCE_S):
+            await node.task
+        assert "RunEnded" not in await world.facts("j1")
+
+
+async def test_a_node_whose_departure_the_log_did_not_take_says_it_at_the_next_end(
+    tmp_path: Path, departure: Departure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "LEAVING_S", 0.05)
+    bus, refused = MemoryBus(), list[str]()
+    append = bus.append
+
+    async def away_once(one: Append) -> int:
+        for fact in one.commit.facts:
+            if isinstance(fact, NodeLeaving) and not refused:
+                refused.append(fact.reason)
+                raise Unavailable("no server answers")
+        return await append(one)
+
+    monkeypatch.setattr(bus, "append", away_once)
+    async with world_on(bus, tmp_path) as world:
+        departure.of(await world.node(leave_after_runs=1))
+        await world.run("j1", *python(WAITS, str(tmp_path / "first")))
+        await world.submit("j2", *python(WAITS, str(tmp_path / "second")))
+        await world.place("j2", 1)
+        await world.says("j1", "begun")
+        await world.says("j2", "begun")
+        (tmp_path / "first").touch()
+        await world.ended("j1")
+        await eventually(lambda: bool(refused))
+        (tmp_path / "second").touch()
+        await world.ended("j2")
+        assert await until_left(world) == ["NodeJoined", "NodeLeaving", "NodeLeft"]
+    assert refused == ["it has had its runs"]

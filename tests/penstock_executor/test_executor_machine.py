@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from penstock_executor import machine
 from penstock_executor.machine import (
+    HAS_HAD_ITS_RUNS,
     AnnounceLeaving,
     AnnounceNode,
     AskToStop,
@@ -351,6 +352,56 @@ def test_the_part_of_a_gang_that_fails_as_another_node_stops_is_preempted(node: 
     node.given(leaving("n2"))
     reason = "node n2 is shutting down; rank 0 of 2: exit code 1: connection reset by peer"
     assert (node.fact().outcome, node.fact().reason) == ("preempted", reason)
+
+
+@pytest.mark.parametrize(
+    "elsewhere",
+    [
+        (leaving("n2", HAS_HAD_ITS_RUNS),),
+        (leaving("n2", HAS_HAD_ITS_RUNS), ended(node_id="n2")),
+        (ended(node_id="n2"), leaving("n2")),  # it had been idle
+    ],
+)
+def test_the_part_of_a_gang_that_fails_by_itself_has_failed_though_a_node_leaves_that_is_done(
+    node: Node, elsewhere: tuple[AnyEvent, ...]
+) -> None:
+    node.given(joined("n2"), submitted(gpus=2), placed(nodes=("n1", "n2")), started(), started(node_id="n2"))
+    run = node.running(world=2)
+    run.ranks[0] = RunProcess(exit_code=3, ended_s=node.now_s)
+    node.given(*elsewhere)
+    assert (node.fact().outcome, node.fact().exit_code) == ("failed", 3)
+
+
+def test_the_part_of_a_gang_that_fails_as_another_node_has_stopped_is_preempted(node: Node) -> None:
+    node.given(joined("n2"), submitted(gpus=2), placed(nodes=("n1", "n2")), started(), started(node_id="n2"))
+    run = node.running(world=2)
+    run.ranks[0] = RunProcess(exit_code=1, ended_s=node.now_s)
+    node.given(leaving("n2"), ended(node_id="n2", outcome="preempted"))
+    assert node.fact().outcome == "preempted"
+
+
+def test_a_node_that_has_had_its_runs_says_that_it_stops_where_it_ends_another_run(node: Node) -> None:
+    node.given(submitted(), placed(), started(), leaving("n1", HAS_HAD_ITS_RUNS))
+    run = node.running()
+    node.observed.draining = True
+    node.then(AnnounceLeaving())
+    node.given(leaving())
+    assert [type(action) for action in node.plan().actions] == [TerminateRun]
+    node.observed.runs.pop(run.key)
+    node.given(ended(outcome="preempted")).then(WithdrawNode())
+
+
+def test_a_node_that_has_had_its_runs_stops_without_saying_it_twice(node: Node) -> None:
+    node.given(leaving("n1", HAS_HAD_ITS_RUNS))
+    node.observed.draining = True
+    node.then(WithdrawNode())
+
+
+def test_a_node_that_joins_again_has_runs_before_it(node: Node) -> None:
+    node.given(leaving("n1", HAS_HAD_ITS_RUNS))
+    assert node.log.state.spent == {"n1"}
+    node.given(joined(incarnation="boot-2"))
+    assert not node.log.state.spent
 
 
 def test_a_node_that_cannot_say_that_it_stops_tells_the_ends_of_its_runs_together_and_then_leaves(node: Node) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from penstock_gateway import allocation_requests
+from penstock_gateway.answers import ReadModel
 from penstock_gateway.endpoints import RequestRefused
 from penstock_gateway.machine import GatewayState
 from penstock_log import AllocationSpec, PilotPlanned
@@ -55,6 +57,16 @@ def with_one() -> GatewayState:
         (pods({"spec": {"hostNetwork": True}}), "template.spec.hostNetwork: it is the allocator's to set"),
         (pods({"spec": {"restartPolicy": "Always"}}), "template.spec.restartPolicy: it is the allocator's to set"),
         (pods({"metadata": {"name": "x"}}), "template.metadata.name: it is the allocator's to set"),
+        (pods({"metadata": {"labels": None}}), "template.metadata.labels: expected a mapping"),
+        (pods({"metadata": {"labels": {"team": None}}}), "'team' cannot be set to None; expected text"),
+        (pods({"metadata": {"labels": {"penstock.dev/pilot": "x"}}}), "which are the allocator's"),
+        (pods({"metadata": {"annotations": {"a": 1}}}), "'a' cannot be set to 1"),
+        (pods({"spec": {"containers": None}}), "template.spec.containers: expected a list of mappings"),
+        (pods({"spec": {"containers": ["pilot"]}}), "template.spec.containers: expected a list of mappings"),
+        (pods({"spec": {"volumes": {}}}), "template.spec.volumes: expected a list of mappings"),
+        (pods({"spec": {"schedulerName": 5}}), "template.spec.schedulerName: expected a word"),
+        (pods({"spec": {"shareProcessNamespace": "yes"}}), "shareProcessNamespace: expected true or false"),
+        (pods({"spec": {"terminationGracePeriodSeconds": "60"}}), "Seconds: expected a whole number"),
         (pods({"status": {}}), "template.status: expected metadata or spec"),
         (pods({"spec": ["x"]}), "template.spec: expected metadata or spec, and a mapping"),
         (pods({"spec": {"nodeSelector": {"a": "b" * 100_000}}}), "expected 100000 bytes at most"),
@@ -104,3 +116,28 @@ def test_pausing_twice_changes_nothing_and_resuming_goes_on() -> None:
 def test_an_allocation_that_nobody_knows_is_not_found() -> None:
     with pytest.raises(RequestRefused, match="no allocation is called 'x'; known: lab"):
         allocation_requests.pause(with_one(), ActRequest(id="x"), 2.0)
+
+
+@pytest.mark.parametrize("field", ["image", "namespace", "gpu_resource", "claim"])
+def test_a_name_of_kubernetes_that_ends_with_a_line_is_refused(field: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match=f"pod.{field}"):
+        msgspec.convert({"provider": "kubernetes", "pod": {"image": "x", field: "lab\n"}}, AllocationSpec)
+
+
+def test_an_argument_that_ends_with_a_line_is_refused() -> None:
+    with pytest.raises(msgspec.ValidationError, match="options"):
+        msgspec.convert({"provider": "slurm", "options": ["--partition=gpu\n"]}, AllocationSpec)
+
+
+def test_who_does_not_see_all_sees_no_template_of_pods() -> None:
+    state = GatewayState()
+    template = {"spec": {"containers": [{"env": [{"name": "KEY", "value": "secret"}]}]}}
+    fact = allocation_requests.add(state, asked(**pods(template)), 1.0).fact
+    assert fact is not None
+    state.allocations.apply(fact)
+    model = ReadModel(state=state, now_s=2.0, seq=1)
+    [seen] = allocation_requests.answer(model, sees_all=False).allocations
+    assert (seen.spec.pod or PodOptions(image="")).template == {}
+    assert (seen.spec.pod or PodOptions(image="")).image == "x"
+    [seen] = allocation_requests.answer(model, sees_all=True).allocations
+    assert seen.spec.pod == PodOptions(image="x", template=template)

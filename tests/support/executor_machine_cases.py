@@ -73,8 +73,8 @@ def joined(node_id: str = "n1", incarnation: str = "boot-1") -> NodeJoined:
     return NodeJoined(node_id=node_id, devices=FAST, incarnation=incarnation, at_s=0.0)
 
 
-def leaving(node_id: str = "n1") -> NodeLeaving:
-    return NodeLeaving(node_id=node_id, incarnation="boot-1", at_s=4.0)
+def leaving(node_id: str = "n1", reason: str = "shutdown") -> NodeLeaving:
+    return NodeLeaving(node_id=node_id, incarnation="boot-1", reason=reason, at_s=4.0)
 
 
 def submitted(job_id: str = "j1", **spec: object) -> JobSubmitted:

@@ -116,6 +116,8 @@ class KubeServer:
         self.asked: list[tuple[str, str, str]] = []
         self.rules: dict[str, set[tuple[str, str]]] = {}
         self.pod_quota: int | None = None
+        self.is_quota_busy = False
+        """Whether the quota's count changes at each moment, so that no Pod can be counted."""
         self.restricted = True
         self.failing: tuple[int, int] | None = None
         self.away = False
@@ -249,6 +251,9 @@ class KubeServer:
         if self.restricted and (found := list(_violations(spec))):
             said = f'violates PodSecurity "restricted:latest": {", ".join(found)}'
             raise Refused(403, "Forbidden", f'pods "{name}" is forbidden: {said}')
+        if self.is_quota_busy:
+            said = 'Operation cannot be fulfilled on resourcequotas "lab-quota": the object has been modified'
+            raise Refused(409, "Conflict", said)
         if self.pod_quota is not None and len(self.pods()) >= self.pod_quota:
             used = f"requested: pods=1, used: pods={len(self.pods())}, limited: pods={self.pod_quota}"
             raise Refused(403, "Forbidden", f'pods "{name}" is forbidden: exceeded quota: lab-quota, {used}')

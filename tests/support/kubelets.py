@@ -161,7 +161,7 @@ class Kubelets:
             message = f'Back-off pulling image "{container["image"]}": not found'
             self._status(key, container, {"waiting": {"reason": "ImagePullBackOff", "message": message}}, {})
             return
-        folder = self.folder / pod["metadata"]["uid"]
+        folder = self.folder / pod["metadata"]["uid"][:8]  # short, as there are sockets below it
         try:
             paths = self._mounts(pod, container, folder)
         except Refused:  # its Secret is not there yet

@@ -10,9 +10,10 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from kubelets import Kubelets
 import penstock
 from penstock_log import AllocationSpec
 from penstock_log.allocation_spec import PodOptions
+from penstock_log.views import AllocationView
 from penstock_testing import eventually
 
 pytest.importorskip("kr8s")
@@ -43,8 +45,8 @@ def server() -> Iterator[KubeServer]:
 
 
 @pytest.fixture(scope="module")
-def kubelets(server: KubeServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubelets]:
-    with Kubelets(server, tmp_path_factory.mktemp("pods")).at_work() as found:
+def kubelets(server: KubeServer) -> Iterator[Kubelets]:
+    with TemporaryDirectory(prefix="pods-") as folder, Kubelets(server, Path(folder)).at_work() as found:
         yield found
 
 
@@ -120,6 +122,27 @@ async def pod_of(client: penstock.Client, notes: Path, ids: list[str], steps: in
     return found[0]
 
 
+@contextlib.asynccontextmanager
+async def added(client: penstock.Client, name: str) -> AsyncIterator[None]:
+    """An allocation that is gone afterwards, whatever has become of the test: all share one cluster."""
+    await client.add_allocation(name, allocation())
+    try:
+        yield
+    finally:
+        await removed(client, name)
+
+
+async def view_of(client: penstock.Client, name: str) -> AllocationView:
+    [found] = [one for one in (await client.allocations()).allocations if one.name == name]
+    return found
+
+
+def left_of(server: KubeServer, name: str) -> list[Key]:
+    """Return the Pods and Secrets that there are of an allocation."""
+    with server.lock:
+        return [key for key in server.objects if key.resource in {"pods", "secrets"} and f"-{name}-" in key.name]
+
+
 async def removed(client: penstock.Client, name: str) -> None:
     await client.remove_allocation(name)
     async with asyncio.timeout(MOST_S):
@@ -130,16 +153,14 @@ async def removed(client: penstock.Client, name: str) -> None:
 async def test_each_run_has_a_pod_of_its_own_and_nothing_is_left(
     cluster: Cluster, server: KubeServer, kubelets: Kubelets, tmp_path: Path
 ) -> None:
-    async with cluster.client() as client, asyncio.timeout(MOST_S):
-        await client.add_allocation("lab", allocation())
+    async with cluster.client() as client, asyncio.timeout(MOST_S), added(client, "lab"):
         ids = [(await client.submit(**job(tmp_path / "notes", "digits"))).id for _ in range(5)]
         jobs = [await client.wait(job_id) for job_id in ids]
         assert [(one.state, one.reason) for one in jobs] == [("CD", "")] * 5
         assert [ends(tmp_path / "notes", job_id) for job_id in ids] == [whole()] * 5
-        await removed(client, "lab")
     began = [name for name in kubelets.began if "-lab-" in name]
     assert len(began) == len(set(began)) == 5
-    assert not [key for key in server.objects if key.resource in {"pods", "secrets"}]
+    assert not left_of(server, "lab")
 
 
 async def test_a_dry_run_shows_the_pod_and_what_the_server_says_of_it(cluster: Cluster, server: KubeServer) -> None:
@@ -149,8 +170,7 @@ async def test_a_dry_run_shows_the_pod_and_what_the_server_says_of_it(cluster: C
     assert "export PENSTOCK_EXECUTOR_LEAVE_AFTER_RUNS=1" in shown
     refused = cluster.tried("alloc", "dry-run", "kubernetes", "--image", "penstock", "--namespace", "x" * 64)
     assert refused.returncode == 2, refused
-    with server.lock:
-        assert not [key for key in server.objects if key.resource in {"pods", "secrets"}]
+    assert not left_of(server, "lab-a")
 
 
 @pytest.mark.faults
@@ -163,8 +183,7 @@ async def test_kubectl_finds_deletes_and_drains_what_it_finds(
         return subprocess.run(["kubectl", login, *words], capture_output=True, text=True, check=True).stdout
 
     notes, labels = tmp_path / "notes", "-l=penstock.dev/allocation=seen"
-    async with cluster.client() as client, asyncio.timeout(2 * MOST_S):
-        await client.add_allocation("seen", allocation())
+    async with cluster.client() as client, asyncio.timeout(2 * MOST_S), added(client, "seen"):
         job_id = (await client.submit(**job(notes, "digits", steps=80, step_s=0.1))).id
         name = await pod_of(client, notes, [job_id], 5)
         assert await asyncio.to_thread(kubectl, "get", "pods", labels, "-o", "name") == f"pod/{name}\n"
@@ -175,7 +194,6 @@ async def test_kubectl_finds_deletes_and_drains_what_it_finds(
         assert f"pod/{name} evicted" in drained
         await asyncio.to_thread(kubectl, "uncordon", node)
         assert (await client.wait(job_id)).state == "CD"
-        await removed(client, "seen")
     assert ends(notes, job_id) == whole(80)
 
 
@@ -183,13 +201,11 @@ async def test_a_run_whose_pod_is_evicted_saves_and_goes_on_in_the_next_pod(
     cluster: Cluster, server: KubeServer, kubelets: Kubelets, tmp_path: Path
 ) -> None:
     notes = tmp_path / "notes"
-    async with cluster.client() as client, asyncio.timeout(MOST_S):
-        await client.add_allocation("moved", allocation())
+    async with cluster.client() as client, asyncio.timeout(MOST_S), added(client, "moved"):
         job_id = (await client.submit(**job(notes, "digits", steps=60, step_s=0.1))).id
         server.evict(await pod_of(client, notes, [job_id], 5))
         assert (await client.wait(job_id)).state == "CD"
-        ended = (await client.allocations()).allocations[0].pilots[-1]
-        await removed(client, "moved")
+        ended = (await view_of(client, "moved")).pilots[-1]
     assert ends(notes, job_id) == whole(60)
     assert loaded(notes, job_id)[0] >= 5, "it saved at TERM"
     assert ended.reason == "it was evicted, as by a drain of its node: Eviction API: evicting"
@@ -218,9 +234,10 @@ async def test_every_job_ends_once_with_all_its_steps_whatever_is_taken_away(
         kubelets.run_out_of_memory(name)
         server.away = True
 
-    async with cluster.client() as client, asyncio.timeout(420):
+    async with cluster.client() as client, asyncio.timeout(420), contextlib.AsyncExitStack() as stack:
         server.failing = (500, 0)  # planned, and not submitted
-        await client.add_allocation("chaos", allocation())
+        await stack.enter_async_context(added(client, "chaos"))
+        stack.callback(answering_again, server)
         ids = [(await client.submit(**job(notes, "digits", steps=40, step_s=0.2))).id for _ in range(8)]
         await until(client, "chaos", "pilot.planned.v1", 1)
         signal_all(cluster.pids("allocator"), signal.SIGKILL)
@@ -239,15 +256,20 @@ async def test_every_job_ends_once_with_all_its_steps_whatever_is_taken_away(
         server.compact()
         server.away = False
         jobs = [await client.wait(job_id) for job_id in ids]
-        found = (await client.allocations()).allocations[0]
-        await removed(client, "chaos")
+        found = await view_of(client, "chaos")
     assert [(one.state, one.reason) for one in jobs] == [("CD", "")] * 8
     assert [ends(notes, job_id) for job_id in ids] == [whole(40)] * 8
     assert found.state == "active", found
     began = [name for name in kubelets.began if "-chaos-" in name]
     assert len(killed) == 1
     assert len(began) == len(set(began)), "no Pod is made twice"
-    assert not [key for key in server.objects if key.resource in {"pods", "secrets"}]
+    assert not left_of(server, "chaos")
+
+
+def answering_again(server: KubeServer) -> None:
+    """Have a server answer as before."""
+    server.failing, server.away = None, False
+    server.on_made = lambda _: None
 
 
 async def take_one(client: penstock.Client, notes: Path, ids: list[str], act: Callable[[str], Any]) -> Any:

@@ -312,6 +312,23 @@ def node_token_text(login: Login) -> str:
     return NODE_TOKEN + base64.urlsafe_b64encode(packed).decode().rstrip("=")
 
 
+def node_token_login(text: str) -> Login:
+    """
+    Return the login that :func:`node_token_text` has packed.
+
+    Raises
+    ------
+    ValueError
+        If the text is no node's token.
+    """
+    packed = text.strip().removeprefix(NODE_TOKEN)
+    try:
+        body = zlib.decompress(base64.urlsafe_b64decode(packed + "=" * (-len(packed) % 4)))
+    except zlib.error as error:
+        raise ValueError(f"this is no node's token: {error}") from error
+    return msgspec.json.decode(body, type=Login)
+
+
 def find_logins(role: Role, url: str, environ: Mapping[str, str], data: Path = DATA) -> LoginSearch:
     """Look for logins for a server: in the user's configuration folder, then in the data folder where he is."""
     logins: list[Login] = []

@@ -158,7 +158,7 @@ class HostProvider:
             return
         await _run(job.id.rpartition(":")[0], _END, str(place.folder))
 
-    async def clear(self, job: ProviderJob, place: PilotFolder) -> None:
+    async def clear(self, spec: AllocationSpec, name: str, place: PilotFolder) -> None:
         """Do nothing: the folder goes by itself; see :meth:`PilotProvider.clear`."""
 
     async def try_out(self, spec: AllocationSpec, place: PilotFolder) -> str:

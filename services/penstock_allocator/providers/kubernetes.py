@@ -17,6 +17,7 @@ from typing import Any, Final
 from penstock_allocator.pilot_script import PilotFolder
 from penstock_allocator.providers import pod_state
 from penstock_allocator.providers.kubernetes_api import (
+    ALREADY_EXISTS,
     CONFLICT,
     NOT_FOUND,
     KubernetesApi,
@@ -55,7 +56,7 @@ class KubernetesProvider:
     """
 
     def __init__(self, clock: Callable[[], float], owner: str = "", namespace: str = "") -> None:
-        self._clock, self._owner, self._namespace = clock, owner, namespace
+        self._clock, self._owner, self._default = clock, owner, namespace
         self._api = KubernetesApi()
         self._watches: dict[str, tuple[PodWatch, asyncio.Task[None]]] = {}
         self._owned: set[str] = set()
@@ -66,9 +67,8 @@ class KubernetesProvider:
         """End the watches; the Pods go on."""
         for _, task in self._watches.values():
             task.cancel()
-        for _, task in self._watches.values():
-            with suppress(asyncio.CancelledError):
-                await task
+        if self._watches:
+            await asyncio.wait([task for _, task in self._watches.values()])
         self._watches.clear()
 
     async def submit(self, spec: AllocationSpec, name: str, place: PilotFolder, others: Collection[str]) -> str:  # noqa: ARG002 - the port's
@@ -113,10 +113,13 @@ class KubernetesProvider:
             else:
                 await self._remove(namespace, f"pods/{name}")
 
-    async def clear(self, job: ProviderJob, place: PilotFolder) -> None:
-        """Delete the Pod of an ended pilot; its Secret goes with it; see :meth:`PilotProvider.clear`."""
-        await self.cancel(job, place)
-        self._owned.discard(job.id)
+    async def clear(self, spec: AllocationSpec, name: str, place: PilotFolder) -> None:  # noqa: ARG002 - the port's
+        """Delete a pilot's Pod, and its Secret, which may belong to none; see :meth:`PilotProvider.clear`."""
+        with self._as_silence():
+            namespace = await self._namespace(spec)
+            for kind in ("pods", "secrets"):
+                await self._remove(namespace, f"{kind}/{pod_name(name)}")
+        self._owned.discard(f"{namespace}/{pod_name(name)}")
 
     async def try_out(self, spec: AllocationSpec, place: PilotFolder) -> str:
         """Have the server check a Pod that it does not keep; see :meth:`PilotProvider.try_out`."""
@@ -128,9 +131,8 @@ class KubernetesProvider:
 
     async def _watch(self, spec: AllocationSpec) -> PodWatch:
         """Return the watch of an allocation's namespace, once it has listed the Pods there."""
-        namespace = spec.pod.namespace if spec.pod is not None else ""
         with self._as_silence():
-            namespace = namespace or self._namespace or await self._api.namespace()
+            namespace = await self._namespace(spec)
         if namespace not in self._watches:
             watch = PodWatch(self._api, namespace, self._note_change)
             self._watches[namespace] = watch, asyncio.create_task(watch.follow(), name=f"watch {namespace}")
@@ -145,7 +147,10 @@ class KubernetesProvider:
             raise ProviderSilent(f"the Pods of namespace {namespace} are not listed: {watch.problem}") from error
         return watch
 
-    def _note_change(self) -> None:
+      async def _namespace(self, spec: AllocationSpec) -> str:
+        named = spec.pod.namespace if spec.pod is not None else ""
+        return named or self._default or await self._api.namespace()
+   def _note_change(self) -> None:
         self.on_change()
 
     async def _owners(self, namespace: str) -> list[dict[str, Any]]:
@@ -171,12 +176,19 @@ class KubernetesProvider:
         self._owned.add(pod_id)
 
     async def _make(self, namespace: str, path: str, body: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Make an object, and return it; None where there is one of its name."""
+        """
+        Make an object, and return it; None where there is one of its name.
+
+        The server answers 409 as well where something else has changed meanwhile, such as a quota's count: then another
+        try may fare better.
+        """
         try:
             return await self._ask("POST", namespace, path, body=body)
         except KubernetesRefused as error:
             if error.code != CONFLICT:
                 raise
+            if error.reason != ALREADY_EXISTS:
+                raise KubernetesSilent(f"the API server could not make it now: {error}") from error
             return None
 
     async def _change(self, namespace: str, path: str, body: Mapping[str, Any]) -> None:

@@ -31,6 +31,7 @@ _UNKNOWN: Final = 401
 _AWAY: Final = frozenset({_UNKNOWN, 408, 429, 500, 502, 503, 504})
 """Codes that say nothing of what was asked. Logins that have ended are renewed by whoever runs the allocator."""
 CONFLICT: Final = 409
+ALREADY_EXISTS: Final = "AlreadyExists"
 NOT_FOUND: Final = 404
 _PATCH: Final = "application/merge-patch+json"
 _ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -44,11 +45,13 @@ class KubernetesRefused(Exception):
     ----------
     code : int
         As HTTP has it.
+    reason : str
+        Why, in one word of Kubernetes, such as ``AlreadyExists``; empty where the server has not said.
     """
 
-    def __init__(self, code: int, message: str) -> None:
+    def __init__(self, code: int, message: str, reason: str = "") -> None:
         super().__init__(message)
-        self.code = code
+        self.code, self.reason = code, reason
 
 
 class KubernetesSilent(Exception):
@@ -164,7 +167,7 @@ def _errors() -> Iterator[None]:
         ) from error
     except msgspec.MsgspecError as error:
         raise KubernetesSilent(f"the answer is no object of Kubernetes: {error}") from error
-    except (ValueError, KeyError, IndexError, OSError) as error:
+    except (ValueError, KeyError, IndexError, OSError, RuntimeError) as error:  # RuntimeError: of a login's own program
         raise KubernetesSilent(
             f"there is no login to a cluster: {error}; expected KUBECONFIG, ~/.kube/config, or a Pod's service account"
         ) from error
@@ -180,20 +183,21 @@ async def _check(response: Response) -> None:
         return
     await response.aread()
     try:
-        message = str(msgspec.json.decode(response.content, type=dict[str, Any])["message"])
+        status = msgspec.json.decode(response.content, type=dict[str, Any])
+        message, reason = str(status["message"]), str(status.get("reason", ""))
     except (msgspec.MsgspecError, KeyError):
-        message = response.text[:300]
+        message, reason = response.text[:300], ""
     code, after = response.status_code, response.headers.get("Retry-After", "")
     if code in _AWAY:
         raise KubernetesSilent(f"it answers {code}: {message}", float(after) if after.isdecimal() else 0.0)
-    raise KubernetesRefused(code, message)
+    raise KubernetesRefused(code, message, reason)
 
 
 def _told(error: Exception) -> KubernetesSilent | None:
     """Return what an error of the library means; None for one that is not its."""
-    from httpx import HTTPError, StreamError  # noqa: PLC0415
+    from httpx import HTTPError, InvalidURL, StreamError  # noqa: PLC0415
     from kr8s import APITimeoutError, ServerError  # noqa: PLC0415
 
-    if isinstance(error, HTTPError | StreamError | APITimeoutError | ServerError):
+    if isinstance(error, HTTPError | InvalidURL | StreamError | APITimeoutError | ServerError):
         return KubernetesSilent(f"the API server is not reached: {str(error) or type(error).__name__}")
     return None

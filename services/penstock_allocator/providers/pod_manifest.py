@@ -94,7 +94,22 @@ def pod_manifest(spec: AllocationSpec, name: str, place: PilotFolder, owners: li
             ],
         },
     }
-    return laid_over(own, pod.template)
+    return _kept(own, laid_over(own, pod.template))
+
+
+def _kept(own: Manifest, found: Manifest) -> Manifest:
+    """Return a Pod with what makes it a pilot's laid over it once more: its labels, script, volumes and mounts."""
+    [container] = own["spec"]["containers"]
+    mounted = {"name": CONTAINER, "volumeMounts": container["volumeMounts"]}
+    kept = {
+        "metadata": {"labels": own["metadata"]["labels"]},
+        "spec": {"containers": [mounted], "volumes": own["spec"]["volumes"]},
+    }
+    found = laid_over(found, kept)
+    for one in found["spec"]["containers"]:
+        if one.get("name") == CONTAINER:
+            one["command"] = container["command"]
+    return found
 
 
 def _container(spec: AllocationSpec, pod: PodOptions, place: PilotFolder) -> Manifest:

@@ -51,7 +51,11 @@ _LINES: Final = 3
 
 
 def job_of(pod: Pod, now_s: float) -> ProviderJob:
-    """Return what a Pod says of its pilot."""
+    """
+    Return what a Pod says of its pilot.
+
+    What the pilot's own container does counts: others beside it may never end, and may keep a Pod from starting.
+    """
     status, node = pod.get("status", {}), pod.get("spec", {}).get("nodeName", "")
     pod_id, hosts = id_of(pod), (node,) if node else ()
     phase = status.get("phase", "Pending")
@@ -61,14 +65,14 @@ def job_of(pod: Pod, now_s: float) -> ProviderJob:
     if gone_s and now_s > gone_s + UNREACHED_S:
         said = f"{_because(status) or 'it was deleted'}; its node {node} does not say that it has stopped"
         return ProviderJob(pod_id, "cancelled", hosts, said)
-    container = _container(status)
-    waiting = container.get("state", {}).get("waiting", {})
-    if waiting.get("reason") in _STUCK:
-        said = f"{_STUCK[waiting['reason']]} ({waiting['reason']}): {waiting.get('message', '')}"
-        return ProviderJob(pod_id, "stuck", hosts, _one_line(said))
-    if phase == "Running" and "running" in container.get("state", {}):
+    state = _container(status).get("state", {})
+    if "terminated" in state and not gone_s:
+        return ProviderJob(pod_id, "ended", hosts, end_of(pod))
+    if "running" in state:
         return ProviderJob(pod_id, "running", hosts)
-    return ProviderJob(pod_id, "waiting", hosts, _waits_for(status, waiting))
+    if said := _stuck(status):
+        return ProviderJob(pod_id, "stuck", hosts, said)
+    return ProviderJob(pod_id, "waiting", hosts, _waits_for(status, state.get("waiting", {})))
 
 
 def end_of(pod: Pod) -> str:
@@ -83,7 +87,8 @@ def end_of(pod: Pod) -> str:
         parts.append(f"exit code {code}" + (f" (signal {code - _KILLED})" if code > _KILLED else ""))
     parts.append(_last_lines(ended.get("message", "")) if ended.get("exitCode") else "")
     found = "; ".join(part for part in parts if part)
-    return found or ("it has ended in good order" if status.get("phase") == "Succeeded" else "it has failed")
+    is_good = status.get("phase") == "Succeeded" or ended.get("exitCode") == 0
+    return found or ("it has ended in good order" if is_good else "it has failed")
 
 
 def gone(pod: Pod) -> ProviderJob:
@@ -109,6 +114,17 @@ def _because(status: Mapping[str, Any]) -> str:
     ]
     message = status.get("message") or disruption.get("message", "")
     return _one_line(": ".join(filter(None, [next(filter(None, said), ""), message])))
+
+
+def _stuck(status: Mapping[str, Any]) -> str:
+    """Return why one of a Pod's containers cannot start, whichever it is; empty where nothing is known of that."""
+    for kind in ("initContainerStatuses", "containerStatuses"):
+        for one in status.get(kind) or ():
+            waiting = one.get("state", {}).get("waiting", {})
+            if waiting.get("reason") in _STUCK:
+                of = "" if one.get("name") == CONTAINER else f"container {one.get('name')}: "
+                return _one_line(f"{of}{_STUCK[waiting['reason']]} ({waiting['reason']}): {waiting.get('message', '')}")
+    return ""
 
 
 def _waits_for(status: Mapping[str, Any], waiting: Mapping[str, Any]) -> str:

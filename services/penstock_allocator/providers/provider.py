@@ -81,8 +81,12 @@ class PilotProvider(Protocol):
     async def cancel(self, job: ProviderJob, place: PilotFolder, *, only_waiting: bool = False) -> None:
         """End a pilot, or with ``only_waiting`` one that has not started; others are passed over."""
 
-    async def clear(self, job: ProviderJob, place: PilotFolder) -> None:
-        """Remove what an ended pilot has left at its provider; the log has its end by then."""
+    async def clear(self, spec: AllocationSpec, name: str, place: PilotFolder) -> None:
+        """
+        Remove what a pilot has left at its provider that has ended, or whose submission nobody answered.
+
+        The log has its end after that, so it may be asked for more than once, and where nothing is left.
+        """
 
     async def try_out(self, spec: AllocationSpec, place: PilotFolder) -> str:
         """

@@ -73,7 +73,7 @@ class SlurmProvider:
         if done.code and "invalid job id" not in done.error.lower():
             raise ProviderSilent(f"scancel: {_said(done)}")
 
-    async def clear(self, job: ProviderJob, place: PilotFolder) -> None:
+    async def clear(self, spec: AllocationSpec, name: str, place: PilotFolder) -> None:
         """Do nothing: Slurm forgets by itself; see :meth:`PilotProvider.clear`."""
 
     async def try_out(self, spec: AllocationSpec, place: PilotFolder) -> str:
