@@ -22,6 +22,7 @@ An order may forbid backfill, or preemption, or have every job make way for all 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
@@ -29,10 +30,10 @@ from typing import Final
 
 import msgspec
 
-from penstock_cluster.nodes import asks, asks_of_host, asks_of_nodes, fits
+from penstock_cluster.nodes import asks, asks_of_host, asks_of_nodes, fits, whole_parts
 from penstock_log import JobSpec
 from penstock_scheduler.assignment import DeviceSupply
-from penstock_scheduler.node_preemption import JobRoom, choose_on_nodes
+from penstock_scheduler.node_preemption import JobRoom, VictimsOn, choose_on_nodes
 from penstock_scheduler.placement import FreeDevices, Located
 from penstock_scheduler.pool.run_columns import RunColumns
 from penstock_scheduler.preemption import PreemptionCandidates, VictimChoice
@@ -40,7 +41,9 @@ from penstock_scheduler.round_types import PreemptibleRun, RankedJob, RoundConte
 from penstock_scheduler.sharing.shared_placement import SharedPlacement
 
 MOST_BOUND: Final = 32
-"""Most jobs that are bound to nodes for which a round preempts runs: it looks at all nodes for each. Others follow."""
+"""
+Most choices of runs that a round makes for jobs that are bound to nodes: it looks at all nodes for each. Others follow.
+"""
 
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -164,8 +167,11 @@ class _AdmissionWalk:
         A job that found nothing free and nobody to preempt; so do all behind it, while nothing has changed since.
     found_nothing : set of tuple
         Demands that got nothing: what is free shrinks on the way down the ranks, so equal ones get nothing either.
-    bound_served : int
-        How many jobs that are bound to nodes had runs preempted for them.
+    bound_choices : int
+        How many choices of runs were made for jobs that are bound to nodes, in vain or not.
+    most_on : dict of tuple to mapping of str to int
+        Node → how many devices are free, stopping or to be preempted there, for jobs of a kind, demand and rank: no
+        fewer than there are now, as what others take is not counted.
     """
 
     def __init__(
@@ -185,7 +191,8 @@ class _AdmissionWalk:
         self.first_sharing_left: RankedJob | None = None
         self.closed_to: RankedJob | None = None
         self.found_nothing: set[tuple[object, ...]] = set()
-        self.bound_served = 0
+        self.bound_choices = 0
+        self.most_on: dict[tuple[object, ...], Mapping[str, int]] = {}
 
     @cached_property
     def victims(self) -> PreemptionCandidates:
@@ -261,11 +268,14 @@ class _AdmissionWalk:
         if (sharing is not None and sharing.full) or not self.victims.below(ranked):
             return False
         bound = self._is_bound(spec)
-        if bound and self.bound_served >= MOST_BOUND:
-            self.found.wake_s = self.context.now_s
-            return False
+        kinds = self.victims.kinds(ranked)
+        if bound:
+            kinds = [kind for kind in kinds if self._could_be_enough(ranked, kind)]
+            if kinds and self.bound_choices >= MOST_BOUND:
+                self.found.wake_s = self.context.now_s  # some of the choices were for jobs that are served now
+                return False
         enough = self._enough_on_nodes if bound else self._enough
-        options = [(kind, found) for kind in self.victims.kinds(ranked) if (found := enough(ranked, kind))]
+        options = [(kind, found) for kind in kinds if (found := enough(ranked, kind))]
         if not options:
             return False
         kind, chosen = min(options, key=lambda o: (o[1].loss_gpu_s, len(o[1].runs), -self.speed(job, o[0]), o[0]))
@@ -275,8 +285,8 @@ class _AdmissionWalk:
             sharing.close(freed)
         self.found.preempted += [(victim, ranked) for victim in chosen.runs]
         self.found_nothing.clear()  # a gang that is preempted may leave more than was needed
+        self.most_on.clear()
         if bound:
-            self.bound_served += 1
             self.coming.give(freed)
             self._keep_on_nodes(ranked, self._room(spec, kind))
             return True
@@ -303,11 +313,41 @@ class _AdmissionWalk:
         job = ranked.job
         able = self.coming.kinds_without_hosts(job.spec)
         for kind in sorted(able, key=lambda kind: (-self.speed(job, kind), kind)):
+            if not self._is_enough_on(job.spec, self._free_or_stopping(job.spec, kind)):
+                continue
             room = self._room(job.spec, kind)
             if room.is_enough():
                 self._keep_on_nodes(ranked, room)
                 return True
         return False
+
+    def _free_or_stopping(self, spec: JobSpec, kind: str) -> Counter[str]:
+        """Return node → how many of its devices fit a job and are free or stopping, whatever hosts have left."""
+        return Counter(self.free.number_on(spec, kind)) + Counter(self.coming.number_on(spec, kind))
+
+    def _is_enough_on(self, spec: JobSpec, most_on: Mapping[str, int]) -> bool:
+        """Say whether the nodes that may run a job would have its devices if it could have so many of each."""
+        hosts, left = self.free.hosts, spec.gpus
+        for node_id, count in most_on.items():
+            if hosts.runs(spec, node_id) if hosts is not None else spec.may_be_on(node_id):
+                left -= whole_parts(spec, count)
+                if left <= 0:
+                    return True
+        return False
+
+    def _could_be_enough(self, ranked: RankedJob, kind: str) -> bool:
+        """Say whether all runs below a job could make up what it lacks on its nodes, whatever hosts have left."""
+        spec = ranked.job.spec
+        position = ranked.position if self.victims.by_position else 0.0
+        key = (kind, spec.kinds, spec.memory_bytes, spec.priority_class, ranked.queue, position)
+        most_on = self.most_on.get(key)
+        if most_on is None:
+            most_on = self._free_or_stopping(spec, kind)
+            victims = self.victims.on_nodes(ranked, kind, self.whole.number_on(spec, kind), lent=False)
+            for node_id, there in victims.items():
+                most_on[node_id] += sum([gain for _, gain in there])
+            self.most_on[key] = most_on
+        return self._is_enough_on(spec, most_on)
 
     def _keep_on_nodes(self, ranked: RankedJob, room: JobRoom) -> None:
         """Keep the stopping and the free devices of its nodes that a job is to have."""
@@ -324,13 +364,19 @@ class _AdmissionWalk:
         for lent in (True, False) if not ranked.borrows else (False,):
             victims = self.victims.on_nodes(ranked, kind, room.nodes, lent=lent)
             if victims:
-                found = choose_on_nodes(room, victims, by_position=self.victims.by_position)
+                found = self._choose_on_nodes(room, victims)
             while found is not None and (joined := self._joined(found)):
                 self.victims.take(VictimChoice(0.0, joined))
                 victims = self.victims.on_nodes(ranked, kind, room.nodes, lent=lent)
-                found = choose_on_nodes(room, victims, by_position=self.victims.by_position)
+                found = self._choose_on_nodes(room, victims)
             if found is not None:
                 break
+        return found
+
+    def _choose_on_nodes(self, room: JobRoom, victims: VictimsOn) -> VictimChoice | None:
+        """Return the lightest of these runs that leave enough; where there are none, that was found at once."""
+        found = choose_on_nodes(room, victims, by_position=self.victims.by_position)
+        self.bound_choices += found is not None
         return found
 
     def _joined(self, found: VictimChoice) -> tuple[PreemptibleRun, ...]:

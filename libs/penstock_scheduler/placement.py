@@ -150,6 +150,20 @@ class FreeDevices:
                 found[node_id] += held.values()
         return {node_id: sorted(held, key=_SMALLEST) for node_id, held in found.items()}
 
+    def number_on(self, spec: JobSpec, kind: str) -> dict[str, int]:
+        """Return node → how many of its free devices of one kind the job would fit if hosts had room for all."""
+        found: dict[str, int] = {}
+        for bucket in self._fitting(spec, kind):
+            for node_id, held in bucket.held.items():
+                found[node_id] = found.get(node_id, 0) + len(held)
+        return found
+
+    def nodes(self, spec: JobSpec, kind: str) -> frozenset[str]:
+        """Return the nodes that have any free device of one kind for the job."""
+        buckets = self._fitting(spec, kind)
+        limits = self._limits_of(buckets, spec) if self.is_tight(spec) else _NO_LIMITS
+        return frozenset(node_id for bucket in buckets for node_id in bucket.held if limits.get(node_id, 1))
+
     def choose(
         self,
         spec: JobSpec,

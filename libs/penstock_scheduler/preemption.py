@@ -394,16 +394,47 @@ def lightest(victims: Iterable[tuple[Victim, int]], lacking: int) -> VictimChoic
         return None
     chosen = [victim for victim, _ in candidates]
     if len({gain for _, gain in candidates}) > 1:
-        chosen = [candidates[at][0] for at in _cover(candidates, lacking)]
+        chosen = [candidates[at][0] for at in _covering(candidates, _cover(candidates, lacking), lacking)]
     return VictimChoice(sum(victim.loss_gpu_s for victim in chosen), tuple(victim.run for victim in chosen))
 
 
-def _cover(candidates: Sequence[tuple[Victim, int]], lacking: int) -> list[int]:
-    """Return which of them, given that all together are enough."""
-    loss, number = np.full(lacking + 1, np.inf), np.zeros(lacking + 1, dtype=np.int64)  # to free at least so many
+def lightest_for_each(victims: Sequence[tuple[Victim, int]], most: int) -> list[tuple[Victim, ...]]:
+    """
+    Return, for 1, 2, … and so on up to ``most`` devices, what :func:`lightest` chooses to free so many.
+
+    Parameters
+    ----------
+    victims : sequence of (Victim, int)
+        Runs, and how many devices each frees.
+    most : int
+
+    Returns
+    -------
+    list of tuple of Victim
+        The choice for ``n`` devices is at ``n - 1``; the list ends where all of the runs free fewer.
+
+    Notes
+    -----
+    One table for all of them: O(C · most) for C candidates.
+    """
+    most = min(most, sum(gain for _, gain in victims))
+    if most < 1:
+        return []
+    candidates = _useful(victims, most)
+    in_order = [victim for victim, _ in candidates]
+    if len({gain for _, gain in candidates}) == 1:
+        gain = candidates[0][1]
+        return [tuple(in_order[: math.ceil(lacking / gain)]) for lacking in range(1, most + 1)]
+    taken = _cover(candidates, most)
+    return [tuple(in_order[at] for at in _covering(candidates, taken, lacking)) for lacking in range(1, most + 1)]
+
+
+def _cover(candidates: Sequence[tuple[Victim, int]], most: int) -> Bools:
+    """Return the table that says of each candidate whether the best choice among it and those before it has it."""
+    loss, number = np.full(most + 1, np.inf), np.zeros(most + 1, dtype=np.int64)  # to free at least so many
     loss[0] = 0.0
-    counts = np.arange(lacking + 1)
-    taken = np.zeros((len(candidates), lacking + 1), dtype=np.bool_)
+    counts = np.arange(most + 1)
+    taken = np.zeros((len(candidates), most + 1), dtype=np.bool_)
     for at, (victim, gain) in enumerate(candidates):
         before = np.maximum(0, counts - gain)
         with_it, fewer = loss[before] + victim.loss_gpu_s, number[before] + 1
@@ -411,6 +442,11 @@ def _cover(candidates: Sequence[tuple[Victim, int]], lacking: int) -> list[int]:
         better[0] = False
         taken[at] = better
         loss, number = np.where(better, with_it, loss), np.where(better, fewer, number)
+    return taken
+
+
+def _covering(candidates: Sequence[tuple[Victim, int]], taken: Bools, lacking: int) -> list[int]:
+    """Return which of the candidates free so many devices, given that all together are enough."""
     chosen, count = [], lacking
     for at in range(len(candidates) - 1, -1, -1):
         if taken[at, count]:

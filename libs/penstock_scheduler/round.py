@@ -50,6 +50,8 @@ class _RoundInput(msgspec.Struct, frozen=True, dict=True):
         The waiting jobs that are looked at, in rank order, borrowers last; those ahead for whom devices are kept.
     closing : frozenset of str
         The nodes that leave by themselves too soon for a job to begin there.
+    kept_off : mapping of str to frozenset of str
+        Job → nodes that leave by themselves too soon for this job to begin there.
     """
 
     moment: PoolMoment
@@ -59,6 +61,7 @@ class _RoundInput(msgspec.Struct, frozen=True, dict=True):
     covered: QuotaCoverage
     ready: list[RankedJob]
     closing: frozenset[str] = frozenset()
+    kept_off: Mapping[str, frozenset[str]] = NOWHERE
 
     @property
     def pool(self) -> PoolView:
@@ -237,11 +240,12 @@ def _input(pool: PoolView, now_s: float, rules: RoundRules, closing: frozenset[s
         pool.name, index.nodes, supply.whole, supply.free, away=index.away, backfills=pool.mode.backfills
     )
     moment = PoolMoment(pool, before, now_s, rules)
-    looked_at = candidates(moment, supply, context, _kept_off(pool, now_s, closing))
+    kept_off = _kept_off(pool, now_s, closing)
+    looked_at = candidates(moment, supply, context, kept_off)
     if rules.quotas:
         covered, context = quotas.of_pool(pool, looked_at.ready, context), quotas.reclaiming(context)
     ready = _ready(pool, looked_at.ready, covered)
-    return _RoundInput(moment, looked_at, supply, context, covered, ready, closing)
+    return _RoundInput(moment, looked_at, supply, context, covered, ready, closing, kept_off)
 
 
 def _ready(pool: PoolView, ready: list[RankedJob], covered: QuotaCoverage) -> list[RankedJob]:
@@ -357,7 +361,20 @@ def _waits(given: _RoundInput, draft: _Draft, left_out: Mapping[str, int], only:
     hindered = wait_causes.hindered(left, moment)
     own = {**_kept_back(given, draft, left, left_out), **hindered.reasons}
     after = _aftermath(moment.aftermath, pool.index.runs(), draft)
-    return wait_causes.waits(left, own, draft.matched.later, after, rules.max_waits, only=only)
+    late = _late(given, left, after)
+    return wait_causes.waits(left, own, draft.matched.later, after, rules.max_waits, late=late, only=only)
+
+
+def _late(given: _RoundInput, left: Sequence[RankedJob], after: RoundAftermath) -> Mapping[str, WaitCause]:
+    """Return why jobs wait beside idle devices of nodes that leave by themselves too soon for them."""
+    pool, now_s, found = given.pool, given.moment.now_s, dict[str, WaitCause]()
+    for ranked in left if given.kept_off else ():
+        if nodes := given.kept_off.get(ranked.job_id):
+            switch_s = pool.history.costs.of(pool.keys.get(ranked.job_id, "")).switch_s
+            reason = wait_causes.late_cause(ranked.job.spec, nodes, after, now_s=now_s, switch_s=switch_s)
+            if reason is not None:
+                found[ranked.job_id] = reason
+    return found
 
 
 def _left(pool: PoolView, started: Collection[str], most: int) -> Iterator[RankedJob]:

@@ -15,10 +15,11 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from datetime import UTC, datetime
 from functools import cached_property
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import msgspec
@@ -242,6 +243,33 @@ def capacity_cause(spec: JobSpec, aftermath: RoundAftermath, ahead: int) -> Wait
     there = aftermath.whole.kinds_without_hosts(spec)  # all that its runs are counted for, also where hosts bind it
     use = (_use(kind, there[kind], aftermath) for kind in aftermath.whole.kinds(spec))
     return WaitCause("capacity", "; ".join([*use, _place(ahead)]))
+
+
+def late_cause(
+    spec: JobSpec, kept_off: Collection[str], aftermath: RoundAftermath, *, now_s: float, switch_s: float
+) -> WaitCause | None:
+    """
+    Return that idle devices are on nodes which leave too soon for a job; None where it does not wait for that.
+
+    Parameters
+    ----------
+    kept_off : collection of str
+        The nodes on which it is not to begin now.
+    switch_s : float
+        Seconds that starting and saving a run of its workload take, as measured.
+    """
+    idle = {kind: count for kind, count in aftermath.idle.kinds(spec).items() if count >= spec.gpus}
+    elsewhere = msgspec.structs.replace(spec, refused_by=(*spec.refused_by, *sorted(kept_off)))
+    if not idle or any(count >= spec.gpus for count in aftermath.idle.kinds(elsewhere).values()):
+        return None
+    there = ", ".join(f"{count} {kind}" for kind, count in idle.items())
+    able = {node_id for node_id, device in aftermath.idle if device.kind in idle and fits(spec, device)}
+    leaving = sorted((n.until_s - now_s, n.id) for n in aftermath.nodes if n.id in able and n.id in kept_off)
+    named = listed([f"node `{node_id}` leaves in {left_s:.0f} s" for left_s, node_id in leaving[-_MOST_NAMED:]])
+    more = f" and {len(leaving) - _MOST_NAMED} more sooner" if len(leaving) > _MOST_NAMED else ""
+    return WaitCause(
+        "capacity", f"idle: {there}, but {named}{more}, and a start and a save of its workload take {switch_s:.0f} s"
+    )
 
 
 def _host_capacity(spec: JobSpec, aftermath: RoundAftermath, ahead: int) -> WaitCause | None:
@@ -636,6 +664,7 @@ def waits(
     aftermath: RoundAftermath,
     most: int,
     *,
+    late: Mapping[str, WaitCause] = MappingProxyType({}),
     only: str = "",
 ) -> tuple[Wait, ...]:
     """
@@ -648,6 +677,8 @@ def waits(
         Job that nothing could have started → its cause.
     later : mapping of str to DeferredJob
         Job that waits for a better device → its later place.
+    late : mapping of str to WaitCause
+        Job that is kept off idle devices of nodes that leave → its cause, as of :func:`late_cause`.
     only : str
         The one of these jobs of which the cause is wanted; empty: of all.
     """
@@ -658,7 +689,8 @@ def waits(
         wanted = not only or ranked.job_id == only
         if reason is None:
             if wanted:
-                reason = _for_devices(ranked.job, later.get(ranked.job_id), aftermath, ahead, first)
+                reason = late.get(ranked.job_id)
+                reason = reason or _for_devices(ranked.job, later.get(ranked.job_id), aftermath, ahead, first)
             first = first or ranked.job_id
             ahead += ranked.job.sample is None  # whom people look for in `penstock ps`
         if not wanted or reason is None:

@@ -140,7 +140,8 @@ class WaitExplainer:
         decided = self._state.explained.get(job.spec.pool)
         unexplained = view.cause == UNDECIDED and decided is not None and decided.at_s >= job.pending_since_s
         in_force = rules_at(rules, pool.team_reservations, self._now_s)  # a round adds what is reserved by itself
-        aged = view.cause in _AGED or (bool(in_force.quotas) and view.cause in FOR_DEVICES)
+        lent = any(node.until_s for node in pool.cluster.usable(pool.name))  # they leave, and sooner by now
+        aged = view.cause in _AGED or ((bool(in_force.quotas) or lent) and view.cause in FOR_DEVICES)
         asks = unexplained or aged  # the round spoke of the first in the order alone; or others may be stopped by now
         if asks and (wait := what_if.wait_of(pool, job.id, self._now_s, rules)) is not None:
             view = msgspec.structs.replace(view, cause=wait.cause, evidence=wait.evidence, remedy=wait.remedy)

@@ -17,6 +17,7 @@ from penstock_log import (
     KindSpeed,
     MemoryNeed,
     NodeDrained,
+    NodeLeft,
     ProfileSample,
     SamplesRequested,
     Wait,
@@ -81,6 +82,17 @@ def test_a_job_whose_devices_have_failed_says_which_and_why(log: Scenario[machin
         "needs 2, 0 left that take jobs; failed: n1/fast1 (XID 48: two bits); devices drained: n1/fast0 (a loud fan)"
     )
     assert said(log) == ("capacity", evidence, "penstock node resume n1 --device 0 --device 1")
+
+
+def test_a_job_of_long_checkpoints_is_told_how_soon_the_idle_node_leaves(log: Scenario[machine.GatewayState]) -> None:
+    log.given(joined(), submitted(), placed(), started(), preempted(at_s=NOW_S + 10))
+    log.given(ended(outcome="preempted", at_s=NOW_S + 25, steps=10, loop_steps=10, loop_s=8.0))
+    log.given(NodeLeft(at_s=NOW_S + 30, node_id="n1"))
+    log.given(msgspec.structs.replace(joined("n2"), at_s=NOW_S + 40, until_s=NOW_S + 200))
+    evidence = "idle: 2 fast, but node `n2` leaves in 20 s, and a start and a save of its workload take 15 s"
+    log.given(waits(Wait(job_id="j1", cause="capacity", evidence="it leaves in 70 s"), at_s=NOW_S + 130))
+    log.at(NOW_S + 180)
+    assert said(log)[:2] == ("capacity", evidence)
 
 
 def test_a_job_on_a_drained_node_with_a_drained_device_is_told_of_both(log: Scenario[machine.GatewayState]) -> None:

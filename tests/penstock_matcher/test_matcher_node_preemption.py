@@ -6,6 +6,7 @@ from collections import Counter
 
 import msgspec
 import pytest
+from call_counts import calls_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matcher_facts import GIB, Matcher, ended, job, matcher, node, queued, rounds, run_all, started
@@ -147,3 +148,14 @@ def test_it_starts_once_all_have_stopped_that_were_asked_to_whatever_comes_meanw
     assert placed is not None
     assert all(len(slot.devices) % each == 0 for slot in placed.slots)
     assert all(one.state.jobs[name].state is JobState.PENDING for name in asked)
+
+
+def test_jobs_for_whom_too_few_would_make_way_are_refused_before_their_nodes_are_looked_at_closely() -> None:
+    one = busy({f"n{number}": 2 for number in range(10)})
+    one.given(queued(3.5, r0=0, r1=0, r2=0, r3=0))
+    one.given(*(job(f"big{n}", gpus=18, exclude=(f"n{n}",), at_s=20.0) for n in range(10)))
+    one.given(job("last", gpus=2, exclude=("n9",), at_s=20.1))
+    found: list[dict[str, str]] = []
+    calls = calls_of(lambda: found.append(preempted(one, 20.5)))
+    assert len(found[0]) == 2
+    assert 0 < calls["choose_on_nodes"] < 10

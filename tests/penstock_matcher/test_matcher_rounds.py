@@ -633,6 +633,15 @@ def test_a_job_of_long_checkpoints_begins_only_where_twice_their_time_is_left(no
     assert where(of_slow_checkpoints(200.0).at(now_s).settle()) == expected
 
 
+def test_a_job_of_long_checkpoints_is_told_how_soon_the_node_leaves():
+    one = of_slow_checkpoints(200.0).at(180.0)
+    (wait,) = [wait for fact in rounds(one.settle()) for wait in fact.waits]
+    assert (wait.job_id, wait.cause) == ("slow", "capacity")
+    assert wait.evidence == (
+        "idle: 1 fast, but node `n2` leaves in 20 s, and a start and a save of its workload take 15 s"
+    )
+
+
 def test_jobs_of_one_workload_learn_from_each_other_how_long_a_checkpoint_takes():
     one = of_slow_checkpoints(200.0, JobCancelled(job_id="slow", at_s=31.0), job("other", command=("big",), at_s=50.0))
     assert where(one.at(180.0).settle()) == {}

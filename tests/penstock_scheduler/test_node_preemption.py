@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from itertools import combinations
 
 import pytest
+from call_counts import calls_of
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from run_rows import columns_of
@@ -16,7 +18,7 @@ from penstock_log import Device, Job, JobSpec
 from penstock_policies.workload_stats import PreemptionCost
 from penstock_scheduler.node_preemption import JobRoom, choose_on_nodes
 from penstock_scheduler.placement import FreeDevices
-from penstock_scheduler.preemption import PreemptionCandidates
+from penstock_scheduler.preemption import PreemptionCandidates, VictimChoice
 from penstock_scheduler.round_types import PreemptibleRun, RankedJob, RoundContext, RoundRules
 
 NOW_S = 1000.0
@@ -31,8 +33,15 @@ def device(index: int) -> Device:
 class Nodes:
     """Nodes whose devices runs hold; what is left of them is free."""
 
-    def __init__(self, runs: list[tuple[float, dict[str, int]]], *, memory_gib: int = 0, asking_gib: int = 0) -> None:
-        held = {name: [device(index) for index in range(count)] for name, count in NODES.items()}
+    def __init__(
+        self,
+        runs: list[tuple[float, dict[str, int]]],
+        counts: dict[str, int] = NODES,
+        *,
+        memory_gib: int = 0,
+        asking_gib: int = 0,
+    ) -> None:
+        held = {name: [device(index) for index in range(count)] for name, count in counts.items()}
         nodes = [Node(id=name, devices=tuple(some), host_memory_bytes=memory_gib * GIB) for name, some in held.items()]
         self.whole = FreeDevices(held, hosts=nodes)
         self.free = FreeDevices(held, hosts=nodes)
@@ -56,6 +65,10 @@ class Nodes:
         return JobRoom(spec, "fast", free=self.free, coming=FreeDevices({}), whole=self.whole)
 
     def chosen(self, spec: JobSpec) -> list[str] | None:
+        choice = self.choose(spec)
+        return None if choice is None else sorted(run.ranked.job_id for run in choice.runs)
+
+    def choose(self, spec: JobSpec) -> VictimChoice | None:
         context = RoundContext(NOW_S, lambda *_: 1.0, lambda jobs: [1.0] * len(jobs), RoundRules())
         context = type(context)(
             context.now_s, context.speed, context.remaining, context.rules, cost=lambda _: PreemptionCost()
@@ -63,8 +76,7 @@ class Nodes:
         victims = PreemptionCandidates(columns_of(self.runs, context), context)
         ranked = RankedJob(0, 0.0, "new", Job(id="new", spec=spec, submitted_s=0.0))
         room = self.room(spec)
-        choice = choose_on_nodes(room, victims.on_nodes(ranked, "fast", room.nodes, lent=False))
-        return None if choice is None else sorted(run.ranked.job_id for run in choice.runs)
+        return choose_on_nodes(room, victims.on_nodes(ranked, "fast", room.nodes, lent=False))
 
     def loss(self, names: list[str]) -> float:
         return sum(
@@ -127,9 +139,11 @@ anywhere = st.tuples(
 wanted = st.sampled_from([job(2, 2), job(4, 2), job(6, 2), job(3, 3), job(6, 3), job(4, 4), job(2, nodes=("b", "c"))])
 
 
-def fitting(runs: list[tuple[float, dict[str, int]]]) -> list[tuple[float, dict[str, int]]]:
+def fitting(
+    runs: list[tuple[float, dict[str, int]]], counts: dict[str, int] = NODES
+) -> list[tuple[float, dict[str, int]]]:
     """Return the first runs that have room together."""
-    left, found = dict(NODES), []
+    left, found = dict(counts), []
     for unsaved_s, devices in runs:
         if all(left[name] >= count for name, count in devices.items()):
             found.append((unsaved_s, devices))
@@ -137,7 +151,7 @@ def fitting(runs: list[tuple[float, dict[str, int]]]) -> list[tuple[float, dict[
     return found
 
 
-def leaves_room(nodes: Nodes, spec: JobSpec, names: tuple[str, ...] | list[str]) -> bool:
+def leaves_room(nodes: Nodes, spec: JobSpec, names: Sequence[str]) -> bool:
     """Say, by counting, whether the job could begin without these runs."""
     free: defaultdict[str, int] = defaultdict(int)
     for name, _ in nodes.free:
@@ -149,19 +163,81 @@ def leaves_room(nodes: Nodes, spec: JobSpec, names: tuple[str, ...] | list[str])
     return sum(count // each * each for name, count in free.items() if spec.may_be_on(name)) >= spec.gpus
 
 
+PAIRS = dict.fromkeys("abcdef", 2)
+on_pairs = st.tuples(
+    st.integers(0, 30).map(float),
+    st.dictionaries(st.sampled_from(sorted(PAIRS)), st.integers(1, 2), min_size=1, max_size=1),
+)
+over_pairs = st.tuples(
+    st.integers(0, 30).map(float), st.dictionaries(st.sampled_from(sorted(PAIRS)), st.integers(1, 2), min_size=1)
+)
+
+
 @given(st.lists(on_one_node, max_size=9).map(fitting), wanted)
 def test_no_other_set_of_runs_leaves_room_at_a_lighter_loss(
     runs: list[tuple[float, dict[str, int]]], spec: JobSpec
 ) -> None:
-    nodes = Nodes(runs)
-    assume(not leaves_room(nodes, spec, ()))
+    no_other_is_lighter(Nodes(runs), spec)
+
+
+@given(
+    st.lists(on_pairs, min_size=4, max_size=10).map(lambda runs: fitting(runs, PAIRS)),
+    st.sampled_from([job(2, 2), job(4, 2), job(6, 2), job(8, 2), job(10, 2)]),
+)
+def test_where_more_nodes_have_enough_than_a_job_needs_no_other_set_is_lighter_either(
+    runs: list[tuple[float, dict[str, int]]], spec: JobSpec
+) -> None:
+    no_other_is_lighter(Nodes(runs, PAIRS), spec)
+
+
+@given(
+    st.lists(over_pairs, min_size=2, max_size=8).map(lambda runs: fitting(runs, PAIRS)),
+    st.sampled_from(
+        [job(2, exclude=("a",)), job(5, exclude=("a", "b")), job(10, exclude=("a",)), job(1, nodes=("c",))]
+    ),
+)
+def test_for_a_job_of_any_devices_on_its_nodes_that_holds_of_runs_on_several_too(
+    runs: list[tuple[float, dict[str, int]]], spec: JobSpec
+) -> None:
+    no_other_is_lighter(Nodes(runs, PAIRS), spec)
+
+
+TRIPLES = {"a": 3, "b": 3, "c": 3}
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 30).map(float), st.sampled_from("abc")), min_size=2, max_size=9),
+    st.integers(1, 6),
+    st.sampled_from([10, 15, 25]),
+)
+def test_where_hosts_bind_no_other_set_is_lighter_either(
+    runs: list[tuple[float, str]], gpus: int, asked_gib: int
+) -> None:
+    held = fitting([(unsaved_s, {name: 1}) for unsaved_s, name in runs], TRIPLES)
+    nodes = Nodes(held, TRIPLES, memory_gib=30, asking_gib=10)
+
+    def enough(some: Sequence[str]) -> bool:
+        left = Counter(name for run in nodes.runs if run.ranked.job_id not in some for name, _ in run.devices)
+        rooms = (min(count - left[name], (30 - 10 * left[name]) // asked_gib) for name, count in TRIPLES.items())
+        return sum(rooms) >= gpus
+
+    no_other_is_lighter(nodes, job(gpus, host_memory_bytes=asked_gib * GIB), enough)
+
+
+def no_other_is_lighter(nodes: Nodes, spec: JobSpec, is_enough: Callable[[Sequence[str]], bool] | None = None) -> None:
+    """Compare what is chosen with all sets of runs."""
+
+    def enough(names: Sequence[str]) -> bool:
+        return leaves_room(nodes, spec, names) if is_enough is None else is_enough(names)
+
+    assume(not enough(()))
     chosen = nodes.chosen(spec)
     names = [run.ranked.job_id for run in nodes.runs]
-    able = [some for n in range(len(names) + 1) for some in combinations(names, n) if leaves_room(nodes, spec, some)]
+    able = [some for n in range(len(names) + 1) for some in combinations(names, n) if enough(some)]
     if chosen is None:
         assert not able
     else:
-        assert leaves_room(nodes, spec, chosen)
+        assert enough(chosen)
         assert nodes.loss(chosen) == min(nodes.loss(list(some)) for some in able)
 
 
@@ -176,3 +252,39 @@ def test_where_runs_are_on_several_nodes_enough_are_found_and_none_is_superfluou
     if chosen is not None:
         assert leaves_room(nodes, spec, chosen)
         assert not any(leaves_room(nodes, spec, [one for one in chosen if one != spared]) for spared in chosen)
+
+
+MANY = {f"n{number:03}": 8 for number in range(125)}
+
+
+def many_busy() -> Nodes:
+    """A thousand devices, each with a run of its own."""
+    return Nodes([(float((7 * n) % 250), {f"n{n // 8:03}": 1}) for n in range(1000)], MANY, memory_gib=80)
+
+
+@pytest.mark.parametrize(
+    ("spec", "runs"),
+    [
+        (job(200, exclude=("n000",)), 200),
+        (job(200, 2), 200),
+        (job(200, 8), 200),
+        (job(200, host_memory_bytes=20 * GIB), 400),
+    ],
+    ids=["any devices", "pairs", "whole nodes", "two shares of a host each"],
+)
+def test_a_choice_for_a_large_gang_does_not_cost_its_size_times_all_runs(spec: JobSpec, runs: int) -> None:
+    nodes = many_busy()
+    found: list[VictimChoice | None] = []
+    calls = calls_of(lambda: found.append(nodes.choose(spec)))
+    assert found[0] is not None
+    assert len(found[0].runs) == runs
+    assert calls.total() < 330 * len(nodes.runs)
+
+
+def test_what_is_refused_is_refused_before_any_choice_is_made() -> None:
+    nodes = many_busy()
+    found: list[VictimChoice | None] = []
+    calls = calls_of(lambda: found.append(nodes.choose(job(993, exclude=("n000",)))))
+    assert found == [None]
+    assert not calls["lightest"]
+    assert not calls["lightest_for_each"]
