@@ -13,7 +13,7 @@ import os
 import signal
 import subprocess
 import sys
-from typing import NoReturn, Optional, Sequence
+from typing import Any, NoReturn, Optional, Sequence
 
 from . import job_list
 from .allocation import BatchError
@@ -126,12 +126,14 @@ def _requeue(word: str) -> int:
     """Submit this job anew, behind itself, and end it."""
     if not _is_own(word):
         raise BatchError("requeue: of another job, `penstock retry` runs it again once it has failed")
-    with open(os.path.join(os.environ["PENSTOCK_CODE_DIR"], "plan.json")) as file:
-        if not json.load(file).get("requeue", True):
-            raise BatchError("requeue: the job was submitted with --no-requeue, and is not begun again; it goes on")
+    plan = _plan()
+    if not plan.get("requeue", True):
+        raise BatchError("requeue: the job was submitted with --no-requeue, and is not begun again; it goes on")
     own = os.environ["PENSTOCK_JOB_ID"]
     env = _outside()
     words = [*job_list.program(env), "sbatch", "--requeue-of", own]
+    if plan.get("singleton"):
+        words.append("--singleton")
     try:
         done = subprocess.run(words, stdout=subprocess.PIPE, env=env, text=True, check=False)
     except OSError as error:
@@ -229,12 +231,18 @@ def _penstock(*words: str) -> int:
     return code
 
 
+def _plan() -> dict[str, Any]:
+    """Return what the submission says of this job."""
+    with open(os.path.join(os.environ["PENSTOCK_CODE_DIR"], "plan.json")) as file:
+        plan: dict[str, Any] = json.load(file)
+    return plan
+
+
 def _outside() -> dict[str, str]:
     """Return the environment of a person who asks Penstock: without what is the job's own."""
     kept = ("PENSTOCK_URL", "PENSTOCK_CREDENTIALS", "PENSTOCK_CONTEXT", "PENSTOCK_CONFIG")
     env = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_") or name in kept}
-    with open(os.path.join(os.environ["PENSTOCK_CODE_DIR"], "plan.json")) as file:
-        login = json.load(file).get("login", "")
+    login = _plan().get("login", "")
     if login:  # what is submitted from here has the same login
         env["SBATCH_PENSTOCK_LOGIN"] = login
     return env
