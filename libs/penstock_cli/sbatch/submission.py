@@ -120,7 +120,6 @@ def prepare(
         "time_limit_s": spec.time_limit_s,
         "partition": spec.pool,
         "login": login,
-        "singleton": job.singleton,
     }
     if spec.kinds == tuple(_CPU_KINDS) and not job.plan["has_gpus"]:
         job.notes.append("it asks for no GPU, and runs on a device of kind `cpu`; --gres=gpu:1 asks for a GPU")

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from penstock_cli.sbatch import script as scripts
-from penstock_cli.sbatch import submission
+from penstock_cli.sbatch import spool, submission
 from penstock_cli.sbatch.options import SbatchError
 from penstock_log import JobSpec
 from penstock_log.spec import ArrayMember
@@ -103,6 +103,13 @@ def test_a_requeued_singleton_waits_for_those_that_were_submitted_behind_its_old
         JobSpec(id="1001", name="fit", command=("true",)), ("1001", "fit"), ("1002", "fit"), is_singleton=True
     )
     assert found.after == ("afterany:1001", "afterany:1002")
+
+
+def test_the_file_of_a_runs_own_login_is_not_exported_to_the_job_that_it_submits() -> None:
+    secret = {"PENSTOCK_CREDENTIALS": "/data/secrets/a1-1/PENSTOCK_CREDENTIALS", "PENSTOCK_URL": "nats://n1"}
+    assert spool.exported("ALL", "", secret) == ("ALL", {"PENSTOCK_URL": "nats://n1"})
+    own = {"PENSTOCK_CREDENTIALS": "/home/ada/ada.json"}
+    assert spool.exported("ALL", "", own) == ("ALL", own)
 
 
 def test_a_singleton_behind_more_jobs_than_one_can_wait_for_is_told_what_to_do() -> None:
