@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Final, TypeVar
 from penstock_cli import job_text, render, size_chart
 from penstock_cli.invocation import At, Exit, Failure, JobId, LogFile, Out, ask, bad_input, call, tell
 from penstock_cli.parameters import Argument, Context, Option, PlainCommand
-from penstock_cli.value_formats import job_states, moment, now_s
+from penstock_cli.value_formats import job_states, moment, now_s, since_s
 from penstock_log.request_bodies import OutputOffset
 from penstock_log.text import listed
 
@@ -61,6 +61,7 @@ def ps(
     model: Annotated[str, Option("--model", help="Of this workload, as --model of submit names it.")] = "",
     text: Annotated[str, Option("--text", "-t", help="With this in the id or the name.")] = "",
     ids: Annotated[list[str] | None, Option("--id", help="These alone: whole ids, of arrays too; repeatable.")] = None,
+    since: Annotated[str, Option("--since", help="Open, or ended since then: 2h (ago), a time.")] = "",
     samples: Annotated[bool, Option("--samples", help="The profiler's samples too.")] = False,
     limit: Annotated[int, Option("--limit", min=1, max=100_000, help="At most so many, the newest.")] = 500,
     output: Out = "table",
@@ -73,7 +74,7 @@ def ps(
         from penstock.submission import user_name
 
         user = user_name()  # where the server does not know who asks
-    asked = job_states(state or [])
+    asked, from_s = job_states(state or []), since_s(since) if since else 0.0
 
     async def listed(client: GatewayClient) -> views.JobsView:
         async def jobs(states: tuple[str, ...], most: int, **which: Any) -> views.JobsView:
@@ -87,6 +88,7 @@ def ps(
                 model=model,
                 text=text,
                 samples=samples,
+                since_s=from_s,
                 limit=most,
                 rows=output == "table",
                 at=moment(at),
@@ -100,7 +102,7 @@ def ps(
                 found = _merged(await jobs(asked, limit, group=array), found)
             return found
 
-        if everything or asked or sweep or group:
+        if everything or asked or sweep or group or since:
             return await jobs(asked, limit)
         return _merged(await jobs(_ENDED, min(ENDED_SHOWN, limit)), await jobs(_OPEN, limit))
 
@@ -121,6 +123,7 @@ def ps(
             model=model,
             text=text,
             samples=samples,
+            since_s=from_s,
             limit=min(limit, MOST_ROWS),
             rows=output == "table",
         )

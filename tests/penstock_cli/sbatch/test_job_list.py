@@ -96,7 +96,7 @@ def test_states_of_slurms_are_all_known_and_others_are_refused_by_name(tmp_path:
         "squeue -h -t suspended,OOM | wc -l",
         "squeue -h -t R,NODE_FAIL -o %T",
         "squeue -t RUNING",
-        "sacct -n -s F -o State",
+        "sacct -n -s F -o State -S 1970-01-01",
     )
     assert done.stdout.split() == ["0", "RUNNING"]
     assert "--state RUNING: it is no state of Slurm's; expected some of PENDING, RUNNING, " in done.stderr
@@ -118,9 +118,11 @@ def test_text_around_the_columns_is_printed_and_a_column_that_is_none_is_refused
 
 
 def test_sacct_lists_the_users_own_jobs_unless_others_are_asked_for(tmp_path: Path) -> None:
-    job(tmp_path, "sacct", "sacct -a", "sacct -u bob -s CD,TO", "sacct -j 300000001")
+    day = "-S 2026-01-02"
+    job(tmp_path, f"sacct {day}", f"sacct -a {day}", f"sacct -u bob -s CD,TO {day}", "sacct -j 300000001", TZ="UTC")
     words = [line.partition("--limit 100000 ")[2] for line in asked(tmp_path)]
-    assert words == ["-a -u me", "-a", "-s CD,F -u bob", "-a --id 300000001"]
+    since = "--since 1767312000.0"
+    assert words == [f"-a {since} -u me", f"-a {since}", f"-s CD,F {since} -u bob", "-a --id 300000001"]
 
 
 def test_sacct_tells_how_jobs_ended(tmp_path: Path) -> None:

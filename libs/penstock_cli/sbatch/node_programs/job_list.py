@@ -302,10 +302,11 @@ def sacct(words: Sequence[str], environment: Mapping[str, str], own: Callable[[s
     if not any(options.has(name) for name in ("allusers", "user", "users", "jobs")):
         options = ListOptions({**options.given, "me": "1"})
     states = _states(options)
-    rows = ask(options, environment, own, states) if not states or set(states) & set(_COMPACT) else []
-    since_s = 0.0 if options.has("jobs") or options.has("starttime") else _midnight_s()
+    since_s = 0.0 if options.has("jobs") else _midnight_s()
     if options.has("starttime"):
         since_s = _since_s(options.given["starttime"])
+    can_be = not states or bool(set(states) & set(_COMPACT))
+    rows = ask(options, environment, own, states, since_s) if can_be else []
     some = [
         row
         for row in rows
@@ -347,7 +348,11 @@ def job_text(row: JobRow) -> str:
 
 
 def ask(
-    options: ListOptions, environment: Mapping[str, str], own: Callable[[str], str], states: Sequence[str] = ()
+    options: ListOptions,
+    environment: Mapping[str, str],
+    own: Callable[[str], str],
+    states: Sequence[str] = (),
+    since_s: float = 0.0,
 ) -> list[JobRow]:
     """
     Return the jobs of ``penstock ps`` that some options ask for, the oldest first.
@@ -356,6 +361,8 @@ def ask(
     ----------
     states : sequence of str
         The states that are asked for, in Slurm's words; none: all. Those that timed out come with all that failed.
+    since_s : float
+        Those that ended before are left out.
 
     Raises
     ------
@@ -365,6 +372,8 @@ def ask(
     wanted = {"FAILED" if state == "TIMEOUT" else state for state in states}
     codes = [code for code, name in _STATES.items() if name in wanted]
     filters = ["-s", ",".join(codes)] if codes else ["-a"]
+    if since_s:
+        filters += ["--since", repr(since_s)]
     users = [*options.words("user"), *options.words("users")]
     here = environment.get("USER", "")
     if options.has("me") or users == [here]:
