@@ -570,6 +570,7 @@ class GatewayClient:
         text: str = "",
         ids: Iterable[str] = (),
         samples: bool = False,
+        since_s: float = 0.0,
         limit: int = 500,
         rows: bool = False,
         at: request_bodies.At = None,
@@ -584,6 +585,8 @@ class GatewayClient:
             A part of the id or the name.
         group : str
             A group, or the id of an array.
+        since_s : float
+            Leave out those that ended before, in seconds since the epoch.
         rows : bool
             Return what a table shows, as ``rows`` of the answer: ten thousand jobs take two pages.
         """
@@ -599,6 +602,7 @@ class GatewayClient:
             text=text,
             ids=tuple(ids),
             samples=samples,
+            since_s=since_s,
             rows=rows,
             at=at,
         )

@@ -519,6 +519,7 @@ class SyncClient(SyncConnection):
         text: str = "",
         ids: Iterable[str] = (),
         samples: bool = False,
+        since_s: float = 0.0,
         limit: int = 500,
         rows: bool = False,
         at: request_bodies.At = None,
@@ -533,6 +534,8 @@ class SyncClient(SyncConnection):
             A part of the id or the name.
         group : str
             A group, or the id of an array.
+        since_s : float
+            Leave out those that ended before, in seconds since the epoch.
         rows : bool
             Return what a table shows, as ``rows`` of the answer: ten thousand jobs take two pages.
         """
@@ -549,6 +552,7 @@ class SyncClient(SyncConnection):
                 text=text,
                 ids=ids,
                 samples=samples,
+                since_s=since_s,
                 limit=limit,
                 rows=rows,
                 at=at,

@@ -358,6 +358,8 @@ def job_states(typed: Iterable[str]) -> tuple[str, ...]:
 AFTER: Final = ("after", "afterok", "afterany", "afternotok", "aftercorr")
 """What a job may wait for, in Slurm's words; :data:`penstock_log.spec.Dependency` says what they mean."""
 MOST_S: Final = 1_000_000_000
+MOST_EPOCH_S: Final = 1e11
+"""The latest moment that anybody may mean."""
 TIME_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _BEGIN_UNITS: Final = {**TIME_UNITS, "w": 7 * 86400}
 
@@ -430,6 +432,29 @@ def moment(text: str | None, now: float | None = None, option: str = "--at") -> 
         return float(text)
     except ValueError:
         return _rfc3339(text, option)
+
+
+def since_s(text: str, now: float | None = None) -> float:
+    """
+    Return what ``--since`` of jobs means, in seconds since the epoch; ``2h`` is so long ago.
+
+    Examples
+    --------
+    >>> since_s("1.5m", now=100.0), since_s("1e9"), since_s("2026-01-02T03:04:05Z")
+    (10.0, 1000000000.0, 1767323045.0)
+    """
+    if ago := re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text):
+        return (now_s() if now is None else now) - float(ago[1]) * TIME_UNITS[ago[2]]
+    try:
+        at_s = float(text) if re.fullmatch(r"[0-9.e+]+", text) else datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        at_s = -1.0
+    if not 0 <= at_s <= MOST_EPOCH_S:
+        bad_input(
+            f"--since {text!r} is no time; expected a span ago such as 2h, a time such as 2026-01-31T09:30:00, or "
+            "seconds since the epoch"
+        )
+    return at_s
 
 
 def _rfc3339(text: str, option: str) -> str:

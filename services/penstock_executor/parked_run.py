@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from penstock_bus.identity.logins import VARIABLE as LOGIN_VARIABLE
 from penstock_cluster.device_backend import CAPABILITIES
 from penstock_log import Device, Job, JobSpec, JobState
 
@@ -62,7 +63,8 @@ def may_park(job: Job, processes: int) -> bool:
     """
     spec = job.spec
     waits = job.state is JobState.PREEMPTING and not job.timed_out and job.startable
-    return waits and processes == 1 and job.demand is None and job.sample is None and not _shares(spec)
+    leaves_nothing = not _shares(spec) and LOGIN_VARIABLE not in spec.secret_files  # a parked run's secrets stay
+    return waits and processes == 1 and job.demand is None and job.sample is None and leaves_nothing
 
 
 def _shares(spec: JobSpec) -> bool:

@@ -113,6 +113,7 @@ def job(
     now_s: float,
     caller: Caller = SERVICE,
     fit: NodeFit | None = None,
+    outlooks: PilotOutlooks | None = None,
     settings: MatcherSettings | None = None,
 ) -> Acceptable:
     """
@@ -122,6 +123,8 @@ def job(
     ----------
     fit : NodeFit, optional
         Of the state's nodes, where others have looked at them before.
+    outlooks : PilotOutlooks, optional
+        Of the state's allocations at this time, where others have looked at them before.
     settings : MatcherSettings, optional
         Settings of the matcher, which may have priority classes.
 
@@ -136,7 +139,7 @@ def job(
     asked = validation.settled(msgspec.structs.replace(spec, refused_by=()))
     spec = job_dependencies.with_whole_ids(state, asked, caller)
     welcome = state.jobs.with_refusals(spec, now_s)
-    fit, outlooks = fit or NodeFit(state.cluster), PilotOutlooks(state, now_s, settings)
+    fit, outlooks = fit or NodeFit(state.cluster), outlooks or PilotOutlooks(state, now_s, settings)
     warnings = job_fit.warnings(fit, welcome, job_fit.caps(state, spec), outlooks)
     warnings += tuple(_too_many_servers(state, spec, now_s))
     there = state.jobs.get(spec.id)

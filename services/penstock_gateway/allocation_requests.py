@@ -240,12 +240,12 @@ def resume(
     now_s: float,
     caller: Caller = SERVICE,  # noqa: ARG001 - all commands are called alike
 ) -> JobAction:
-    """Submit pilots of an allocation again; failures so far no longer count."""
+    """Submit pilots of an allocation again, for users whom it refused too; failures so far no longer count."""
     found = _allocation(state, ask.id)
     if found.removed_s:
         raise RequestRefused(CONFLICT, f"allocation {ask.id} is being removed; add another one")
-    if not found.paused_s and not found.failures:
-        return JobAction(id=ask.id, state=found.state, message=f"allocation {ask.id} is not paused")
+    if not found.paused_s and not found.failures and not found.refused:
+        return JobAction(id=ask.id, state=found.state, message=f"allocation {ask.id} is not paused, and refuses nobody")
     fact = AllocationResumed(name=ask.id, by=ask.by, reason=ask.reason, at_s=now_s)
     message = f"allocation {ask.id} is active"
     return JobAction(id=ask.id, state="active", message=message, subject=subjects.allocation(ask.id), fact=fact)
@@ -259,15 +259,15 @@ def _allocation(state: GatewayState, name: str) -> Allocation:
     return found
 
 
-def answer(model: ReadModel, *, sees_all: bool) -> AllocationsView:
-    """Return all allocations; ``sees_all``: with the scripts, the variables and the templates that they have."""
+def answer(model: ReadModel, caller: Caller) -> AllocationsView:
+    """Return all allocations; who sees all is told their scripts, variables, templates, and whom else they refuse."""
     found = sorted(model.state.allocations.by_name.values(), key=lambda one: one.name)
-    return AllocationsView(allocations=tuple(_view(one, sees_all=sees_all) for one in found), seq=model.seq)
+    return AllocationsView(allocations=tuple(_view(one, caller) for one in found), seq=model.seq)
 
 
-def _view(one: Allocation, *, sees_all: bool) -> AllocationView:
+def _view(one: Allocation, caller: Caller) -> AllocationView:
     spec = one.spec
-    if not sees_all:
+    if not caller.sees_all:
         pod = msgspec.structs.replace(spec.pod, template={}) if spec.pod is not None else None
         spec = msgspec.structs.replace(spec, setup="", teardown="", environment={}, pod=pod)
     return AllocationView(
@@ -280,7 +280,7 @@ def _view(one: Allocation, *, sees_all: bool) -> AllocationView:
         made=one.made,
         failures=one.failures,
         failure=one.failure if one.failures else "",
-        refused=dict(one.refused),
+        refused={user: why for user, why in one.refused.items() if caller.sees_all or user == caller.name},
         devices=_devices(one.devices),
         pilots=tuple(_pilot(pilot) for pilot in (*one.pilots.values(), *reversed(one.ended))),
     )

@@ -44,6 +44,7 @@ from penstock_gateway.job_fit import NodeFit
 from penstock_gateway.log_reader import catch_up
 from penstock_gateway.machine import GatewaySettings, GatewayState
 from penstock_gateway.open_jobs import most_trials
+from penstock_gateway.pilot_outlooks import PilotOutlooks
 from penstock_gateway.user_queues import OpenJobsLimit, RateLimit, RepeatedRequests, UserQueues, asker, names_itself
 from penstock_log import AnyEvent, Commit, JobSpec, SweepSpec, request_bodies, subjects, tracing, validation
 from penstock_log.validation import BadInput
@@ -116,6 +117,7 @@ class Commands:
         self._coming: dict[str, asyncio.Event] = {}
         """Job that is being submitted by itself → set when that is over."""
         self._fit, self._fit_seq = NodeFit(live.state.cluster), -1
+        self._outlooks = PilotOutlooks(live.state, 0.0, self._matcher)
         rate = RateLimit(settings.commands_per_s, settings.commands_at_once, of=self._rate_of)
         self.submissions, self.acts = (
             UserQueues(
@@ -294,8 +296,17 @@ class Commands:
         state = self._live.state
         if self._fit_seq != self._live.last_seq or self._fit.cluster is not state.cluster:
             self._fit, self._fit_seq = NodeFit(state.cluster), self._live.last_seq
+            self._outlooks = PilotOutlooks(state, 0.0, self._matcher)
+        now_s = self._now_s()
         decided = acceptance.job(
-            state, spec, strict=strict, now_s=self._now_s(), caller=caller, fit=self._fit, settings=self._matcher
+            state,
+            spec,
+            strict=strict,
+            now_s=now_s,
+            caller=caller,
+            fit=self._fit,
+            outlooks=self._outlooks.at(now_s),
+            settings=self._matcher,
         )
         if decided.fact is not None and not state.open_jobs.covers(spec):
             self._limit.check(state.open_jobs, spec.user, 1, self._most_open(spec.user))

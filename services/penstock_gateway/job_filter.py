@@ -13,7 +13,7 @@ from typing import Any
 from penstock_gateway.authority import Caller
 from penstock_gateway.machine import GatewayState
 from penstock_gateway.past_tables import PastJobs, PastTable
-from penstock_log import Job
+from penstock_log import TERMINAL, Job
 from penstock_log.request_bodies import JobFilter, JobsRequest
 
 
@@ -47,7 +47,9 @@ def page(state: GatewayState, asked: JobsRequest, caller: Caller) -> tuple[int, 
     if isinstance(jobs, PastJobs) and not (asked.ids or asked.parent):
         return _past_page(state, jobs, asked, caller)
     found = matching(state, asked, caller, asked.ids)
-    chosen = [one for one in found if one.sample is None or asked.samples or asked.ids]
+    chosen = [
+        one for one in found if (one.sample is None or asked.samples or asked.ids) and _goes_on(one, asked.since_s)
+    ]
     shown = chosen[: len(chosen) - asked.offset][-asked.limit :] if asked.offset < len(chosen) else []
     return len(chosen), shown
 
@@ -57,11 +59,14 @@ def _past_page(state: GatewayState, jobs: PastJobs, asked: JobsRequest, caller: 
     conditions = tuple(_conditions(asked, caller))
 
     def matches(job: Job) -> bool:
-        return (job.sample is None or asked.samples) and all(holds(job) for holds in conditions)
+        is_shown = (job.sample is None or asked.samples) and _goes_on(job, asked.since_s)
+        return is_shown and all(holds(job) for holds in conditions)
 
     where = _columns(asked, caller) + ([] if asked.samples else [("NOT sample", ())])
     counted = None
-    if not any(getattr(asked, name) for name in JobFilter.__struct_fields__ if name != "state"):
+    if asked.since_s:
+        where.append(("finished_s >= ?", asked.since_s))
+    elif not any(getattr(asked, name) for name in JobFilter.__struct_fields__ if name != "state"):
         kinds = (jobs.over, jobs.over_samples) if asked.samples else (jobs.over,)
         counts = (pair for by_state in kinds for pair in by_state.items())
         counted = sum(count for state, count in counts if not asked.state or state in asked.state)
@@ -74,6 +79,11 @@ def _past_page(state: GatewayState, jobs: PastJobs, asked: JobsRequest, caller: 
     if isinstance(state.histories, PastTable):
         state.histories.read(row.id for row in rows)
     return total, [jobs[row.id] for row in rows]
+
+
+def _goes_on(job: Job, since_s: float) -> bool:
+    """Return whether a job had not ended before a time."""
+    return not since_s or job.state not in TERMINAL or job.finished_s >= since_s
 
 
 def _columns(where: JobFilter, caller: Caller) -> list[tuple[str, Any]]:

@@ -54,23 +54,31 @@ class PilotOutlooks:
     """
     What the allocations could do for jobs, for many jobs one after the other.
 
-    Each demand is looked at once: use it only while the state does not change.
+    Each demand is looked at once: use it only while the state does not change. :meth:`at` moves the time on.
     """
 
     def __init__(self, state: GatewayState, now_s: float, settings: MatcherSettings | None = None) -> None:
         self._state, self._now_s, self._settings = state, now_s, settings or MatcherSettings()
-        self._known: dict[tuple[object, ...], tuple[PilotOutlook, ...]] = {}
+        self._obstacles: dict[tuple[object, ...], tuple[str, ...]] = {}
+        self._missing: dict[tuple[object, ...], str] = {}
+
+    def at(self, now_s: float) -> PilotOutlooks:
+        """Return the outlooks of the same state at another time, which share what they have looked at."""
+        found = PilotOutlooks(self._state, now_s, self._settings)
+        found._obstacles, found._missing = self._obstacles, self._missing
+        return found
 
     def of(self, spec: JobSpec) -> tuple[PilotOutlook, ...]:
         """Return the outlook of each allocation of a job's pool, those that may bring something first."""
         found = [one for one in self._state.allocations.by_name.values() if one.spec.pool == spec.pool]
         if not found:
             return ()
-        key = (spec.pool, spec.user, spec.kinds, spec.memory_bytes, spec.gpus, spec.host_demand, spec.image)
-        if key not in self._known:
-            looks = (self._look(allocation, spec) for allocation in found)
-            self._known[key] = tuple(sorted(looks, key=lambda one: (_ORDER[one.state], one.name)))
-        return self._known[key]
+        user = spec.user if any(spec.user in one.refused for one in found) else None
+        key = (spec.pool, user, spec.kinds, spec.memory_bytes, spec.gpus, spec.host_demand, spec.image)
+        if key not in self._obstacles:
+            self._obstacles[key] = tuple(self._obstacle(allocation, spec) for allocation in found)
+        looks = map(self._look, found, self._obstacles[key])
+        return tuple(sorted(looks, key=lambda one: (_ORDER[one.state], one.name)))
 
     def may_come(self, spec: JobSpec) -> bool:
         """Return whether any allocation may bring a node that holds a job, if need be once somebody resumes it."""
@@ -99,13 +107,18 @@ class PilotOutlooks:
 
     def _what_is_missing(self, spec: JobSpec) -> str:
         """Say what no present node has."""
+        key = (spec.pool, spec.kinds)
+        if key not in self._missing:
+            self._missing[key] = self._missing_text(spec)
+        return self._missing[key]
+
+    def _missing_text(self, spec: JobSpec) -> str:
         usable = [node for node in self._state.cluster.staying(spec.pool) if node.usable]
         if spec.kinds and not any(device.kind in spec.kinds for node in usable for device in node.devices):
             return f"no node has {' or '.join(f'`{kind}`' for kind in spec.kinds)} now"
         return f"no node of pool `{spec.pool}` holds it now" if usable else f"pool `{spec.pool}` has no node now"
 
-    def _look(self, allocation: Allocation, spec: JobSpec) -> PilotOutlook:
-        obstacle = self._obstacle(allocation, spec)
+    def _look(self, allocation: Allocation, obstacle: str) -> PilotOutlook:
         state = "unable" if obstacle else _state(allocation)
         said = f"cannot help: {obstacle}" if obstacle else _SENTENCES[state](allocation, self._now_s)
         return PilotOutlook(

@@ -352,7 +352,7 @@ class Queries:
 
     async def _allocations(self, body: bytes, caller: Caller) -> AllocationsView:
         model = await self._model(ask(body, request_bodies.AllRequest).at)
-        return allocation_requests.answer(model, sees_all=caller.sees_all)
+        return allocation_requests.answer(model, caller)
 
     async def _try_pilot(self, body: bytes, caller: Caller) -> PilotTrialView:  # noqa: ARG002 - admins have asked
         """Ask the allocator, which knows where its pilots run: people do not ask it themselves."""

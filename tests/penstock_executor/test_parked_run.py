@@ -70,6 +70,7 @@ def test_one_that_makes_way_for_others_may_be_parked() -> None:
         job(msgspec.structs.replace(SPEC, sharing="lane"), state=JobState.PREEMPTING),
         job(msgspec.structs.replace(SPEC, sharing="fraction", fraction=0.5), state=JobState.PREEMPTING),
         job(msgspec.structs.replace(SPEC, image="pytorch"), state=JobState.PREEMPTING),
+        job(msgspec.structs.replace(SPEC, secret_files={"PENSTOCK_CREDENTIALS": "own"}), state=JobState.PREEMPTING),
     ],
 )
 def test_all_others_leave(other: Job) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from penstock_gateway import allocation_requests
 from penstock_gateway.answers import ReadModel
+from penstock_gateway.authority import SERVICE, Caller
 from penstock_gateway.endpoints import RequestRefused
 from penstock_gateway.machine import GatewayState
 from penstock_log import AllocationSpec, PilotPlanned
@@ -113,6 +114,31 @@ def test_pausing_twice_changes_nothing_and_resuming_goes_on() -> None:
         assert act(state, ActRequest(id="lab"), 3.0).fact is None
 
 
+def test_an_allocation_that_refuses_a_user_is_resumed_for_that_user() -> None:
+    state = with_one()
+    state.allocations.by_name["lab"].refused["ann"] = "no account"
+    again = allocation_requests.resume(state, ActRequest(id="lab"), 2.0)
+    assert again.fact is not None
+    state.allocations.apply(again.fact)
+    assert state.allocations.by_name["lab"].refused == {}
+
+
+@pytest.mark.parametrize(
+    ("caller", "seen"),
+    [
+        (Caller(name="bob", role="user"), {"bob": "no account"}),
+        (Caller(name="cy", role="viewer"), {}),
+        (Caller(name="oskar", role="operator"), {"ann": "wrong key", "bob": "no account"}),
+        (SERVICE, {"ann": "wrong key", "bob": "no account"}),
+    ],
+)
+def test_people_are_told_whom_an_allocation_refuses_only_of_themselves(caller: Caller, seen: dict[str, str]) -> None:
+    state = with_one()
+    state.allocations.by_name["lab"].refused |= {"ann": "wrong key", "bob": "no account"}
+    (view,) = allocation_requests.answer(ReadModel(state=state, now_s=2.0, seq=1), caller).allocations
+    assert view.refused == seen
+
+
 def test_an_allocation_that_nobody_knows_is_not_found() -> None:
     with pytest.raises(RequestRefused, match="no allocation is called 'x'; known: lab"):
         allocation_requests.pause(with_one(), ActRequest(id="x"), 2.0)
@@ -136,8 +162,8 @@ def test_who_does_not_see_all_sees_no_template_of_pods() -> None:
     assert fact is not None
     state.allocations.apply(fact)
     model = ReadModel(state=state, now_s=2.0, seq=1)
-    [seen] = allocation_requests.answer(model, sees_all=False).allocations
+    [seen] = allocation_requests.answer(model, Caller(name="bob", role="user")).allocations
     assert (seen.spec.pod or PodOptions(image="")).template == {}
     assert (seen.spec.pod or PodOptions(image="")).image == "x"
-    [seen] = allocation_requests.answer(model, sees_all=True).allocations
+    [seen] = allocation_requests.answer(model, SERVICE).allocations
     assert seen.spec.pod == PodOptions(image="x", template=template)

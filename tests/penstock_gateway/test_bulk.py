@@ -26,8 +26,21 @@ from penstock.client import Client
 from penstock_bus import Append, BatchRefused, ServiceError, Unavailable
 from penstock_bus.memory import MemoryBus
 from penstock_cli.commands import acts
+from penstock_cluster.allocations import Allocation
 from penstock_gateway.machine import GatewaySettings
-from penstock_log import Job, JobCancelled, JobHeld, JobsArchived, JobTable, UserSet, subjects
+from penstock_gateway.pilot_outlooks import PilotOutlooks
+from penstock_log import (
+    AllocationAdded,
+    AllocationSpec,
+    Job,
+    JobCancelled,
+    JobHeld,
+    JobsArchived,
+    JobSpec,
+    JobTable,
+    UserSet,
+    subjects,
+)
 from penstock_log.spec import ArrayMember
 
 JOB = {"name": "mnist", "command": ["python", "train.py"]}
@@ -515,3 +528,22 @@ async def test_nobody_else_takes_the_id_of_an_array_or_one_that_its_jobs_have(se
         assert (await refusal(bob.command("submit", {**JOB, "id": wanted})))[0] == 409
     assert (await uma.command("submit", {**JOB, "id": "run-9"}))["created"]
     assert (await bob.command("submit", {**JOB, "id": "run-x"}))["created"]
+
+
+async def test_all_jobs_of_one_demand_are_told_of_pilots_by_one_look_at_the_allocations(
+    served: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked, look = list[str](), PilotOutlooks._too_small
+
+    def counting(outlooks: PilotOutlooks, allocation: Allocation, spec: JobSpec) -> str:
+        looked.append(allocation.name)
+        return look(outlooks, allocation, spec)
+
+    monkeypatch.setattr(PilotOutlooks, "_too_small", counting)
+    lab = AllocationSpec(provider="slurm", max_pilots=8, gpus=8)
+    await served.told(AllocationAdded(name="lab", spec=lab, at_s=NOW_S))
+    users = ("uma", "bob", "cy")
+    specs = [{**JOB, "id": f"k{i}", "user": users[i % 3], "gpus": 64} for i in range(20)]
+    answers = (await served.command("submit_all", {"specs": specs}))["answers"]
+    assert all("may bring it: it has 0 of at most 8 pilots" in str(one["warnings"]) for one in answers)
+    assert looked == ["lab"]

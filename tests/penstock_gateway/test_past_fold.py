@@ -67,6 +67,9 @@ ASKS = (
     JobsRequest(group="exp", state=("CD", "F")),
     JobsRequest(array="exp", limit=2),
     JobsRequest(ids=("j1", "j0", "nobody")),
+    JobsRequest(ids=("j1", "j0"), since_s=NOW_S + 40),
+    JobsRequest(since_s=NOW_S + 40),
+    JobsRequest(since_s=NOW_S + 20, user="ada", limit=3),
 )
 SWEPT = (
     SweepsRequest(),
@@ -211,7 +214,7 @@ def test_a_recorded_cluster_is_answered_the_same(tmp_path: Path) -> None:
 
 
 def test_every_filter_of_jobs_is_one_that_the_past_knows() -> None:
-    known = {"state", "user", "team", "pool", "model", "text", "name", "parent", "group", "array"}
+    known = {"state", "user", "team", "pool", "model", "text", "name", "parent", "group", "array", "since_s"}
     of_page = {"ids", "samples", "limit", "offset", "rows", "at"}
     assert set(JobsRequest.__struct_fields__) == known | of_page, "add it to job_filter._columns, ASKS, and this test"
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Final, TypeVar
+from typing import IO, TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 from penstock_cli import job_text, render, size_chart
 from penstock_cli.invocation import At, Exit, Failure, JobId, LogFile, Out, ask, bad_input, call, tell
 from penstock_cli.parameters import Argument, Context, Option, PlainCommand
-from penstock_cli.value_formats import job_states, moment, now_s
+from penstock_cli.value_formats import job_states, moment, now_s, since_s
 from penstock_log.request_bodies import OutputOffset
 from penstock_log.text import listed
 
@@ -60,6 +60,8 @@ def ps(
     pool: Annotated[str, Option("--pool", help="Of this pool.")] = "",
     model: Annotated[str, Option("--model", help="Of this workload, as --model of submit names it.")] = "",
     text: Annotated[str, Option("--text", "-t", help="With this in the id or the name.")] = "",
+    ids: Annotated[list[str] | None, Option("--id", help="These alone: whole ids, of arrays too; repeatable.")] = None,
+    since: Annotated[str, Option("--since", help="Open, or ended since then: 2h (ago), a time.")] = "",
     samples: Annotated[bool, Option("--samples", help="The profiler's samples too.")] = False,
     limit: Annotated[int, Option("--limit", min=1, max=100_000, help="At most so many, the newest.")] = 500,
     output: Out = "table",
@@ -72,30 +74,40 @@ def ps(
         from penstock.submission import user_name
 
         user = user_name()  # where the server does not know who asks
-    asked = job_states(state or [])
+    asked, from_s = job_states(state or []), since_s(since) if since else 0.0
 
     async def listed(client: GatewayClient) -> views.JobsView:
-        async def jobs(states: tuple[str, ...], most: int) -> views.JobsView:
+        async def jobs(states: tuple[str, ...], most: int, **which: Any) -> views.JobsView:
             return await client.jobs(
                 state=states,
                 user=client.user or user if mine else user,
                 name=name,
                 parent=sweep,
-                group=group,
                 team=team,
                 pool=pool,
                 model=model,
                 text=text,
                 samples=samples,
+                since_s=from_s,
                 limit=most,
                 rows=output == "table",
                 at=moment(at),
+                **{"group": group, **which},
             )
 
-        if everything or asked or sweep or group:
+        if ids:
+            found = await jobs(asked, limit, ids=ids)
+            there = {job.id for job in found.jobs} | {row.id for row in found.rows}
+            for array in dict.fromkeys(one for one in ids if one not in there):
+                found = _merged(await jobs(asked, limit, group=array), found)
+            return found
+
+        if everything or asked or sweep or group or since:
             return await jobs(asked, limit)
         return _merged(await jobs(_ENDED, min(ENDED_SHOWN, limit)), await jobs(_OPEN, limit))
 
+    if ids and (archive or group):
+        bad_input("--id says which jobs; leave out " + ("--group" if group else "--archive"))
     if archive:
         from penstock_log.request_bodies import MOST_ROWS, JobsRequest
         from penstock_simulator import archive_query
@@ -111,6 +123,7 @@ def ps(
             model=model,
             text=text,
             samples=samples,
+            since_s=from_s,
             limit=min(limit, MOST_ROWS),
             rows=output == "table",
         )

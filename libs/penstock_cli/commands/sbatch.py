@@ -42,8 +42,9 @@ def sbatch(ctx: Context) -> None:
     behind it. What becomes of each option: docs/sbatch.md; --without NAMES leaves some out.
     """
     words = list(ctx.meta.get(COMMAND, ()))
-    if words[:1] == ["--requeue-of"] and len(words) == 2:
-        answers = ask(ctx, lambda client: submission.submit_anew(client, words[1]))
+    if words[:1] == ["--requeue-of"] and len(words) in (2, 3):
+        is_singleton = words[2:] == ["--singleton"]
+        answers = ask(ctx, lambda client: submission.submit_anew(client, words[1], is_singleton=is_singleton))
         render.say(answers[0].id)
         return
     without, words = take_without(words)

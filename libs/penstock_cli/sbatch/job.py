@@ -200,7 +200,7 @@ class _Translation:
         for word in filter(None, text.split(",")):
             kind, *ids = word.split(":")
             if kind == "singleton":
-                self.job.singleton = True
+                self.job.singleton = self.job.plan["singleton"] = True
             elif kind not in AFTER or not ids or not all(ids):
                 self._refuse("dependency", f"expected {', '.join(AFTER)}, each with :ID")
             elif any("+" in one for one in ids):

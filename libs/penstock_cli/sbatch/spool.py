@@ -25,7 +25,8 @@ COMMAND: Final = ("/bin/sh", "-c", 'exec "$PENSTOCK_CODE_DIR/bin/penstock-batch"
 PROGRAMS: Final = ("srun", "scontrol", "scancel", "squeue", "sbatch", "sacct", "sstat", "salloc", "sinfo")
 _PACKAGE: Final = "penstock_batch"
 _NOT_EXPORTED: Final = ("SLURM_", "SBATCH_", "SRUN_", "PENSTOCK_", "BASH_FUNC_srun")
-_EXPORTED: Final = ("PENSTOCK_URL", "PENSTOCK_CREDENTIALS", "PENSTOCK_CONTEXT", "PENSTOCK_CONFIG")
+_CREDENTIALS: Final = "PENSTOCK_CREDENTIALS"
+_EXPORTED: Final = ("PENSTOCK_URL", _CREDENTIALS, "PENSTOCK_CONTEXT", "PENSTOCK_CONFIG")
 _BEGINNING: Final = "import sys; sys.path.insert(0, sys.argv.pop(1)); from "
 _START: Final = f"""\
 #!/bin/sh
@@ -93,6 +94,8 @@ def exported(export: str, export_file: str, environ: Mapping[str, str]) -> tuple
         found |= {
             name: value for name, value in environ.items() if not name.startswith(_NOT_EXPORTED) or name in _EXPORTED
         }
+        if os.path.basename(environ.get(_CREDENTIALS, "")) == _CREDENTIALS:  # a secret of the run that submits, and
+            del found[_CREDENTIALS]  # its file, which nodes call by its variable, ends with that run
     for word in names:
         name, equals, value = word.partition("=")
         if name.upper() in {"ALL", "NONE", "NIL"} and not equals:

@@ -42,8 +42,6 @@ _TRIES: Final = 3
 _MOST_LINES: Final = 5
 _OPEN: Final = ("PD", "R", "PR", "CG")
 _MOST_OPEN: Final = 100_000
-_MEMBER: Final = re.compile(r"(?<=\d)-\d+$")
-"""The index of a job of an array; the others of the array wait for it anyway, or are waited for."""
 _CONFLICT: Final = 409
 _CPU_KINDS: Final = ["cpu"]
 
@@ -132,6 +130,8 @@ def prepare(
         )
     text = array or job.array
     indices = value_formats.array(text) if text else None
+    if job.singleton and indices is not None:
+        indices = indices._replace(most=1)  # the jobs of an array have one name
     return BatchSubmission(spec=spec, job=job, script=script, environment=environment, indices=indices)
 
 
@@ -183,14 +183,14 @@ async def _earlier(client: GatewayClient, spec: JobSpec) -> Sequence[str]:
         If there are more than a job can wait for.
     """
     user = spec.user or client.user or submission.user_name()
-    found = await client.jobs(name=spec.name, user=user, state=_OPEN, limit=_MOST_OPEN)
-    after = dict.fromkeys(f"afterany:{re.sub(_MEMBER, '', job.id)}" for job in found.jobs if job.name == spec.name)
+    found = await client.jobs(name=spec.name, user=user, state=_OPEN, limit=_MOST_OPEN, rows=True)
+    after = [f"afterany:{job.id}" for job in found.rows if job.name == spec.name]
     if len(after) > MOST_DEPENDENCIES:
         raise SbatchError(
             f"--dependency=singleton: {len(after):,} jobs are called {spec.name}, and a job waits for "
             f"{MOST_DEPENDENCIES:,} at most; submit an array of which one runs at a time: --array=0-9%1"
         )
-    return list(after)
+    return after
 
 
 async def submit_coded(
@@ -229,10 +229,18 @@ def number_of(found: Sequence[views.SubmitAnswer], indices: value_formats.ArrayT
     return re.sub(r"-\d+$", "", found[0].id) if indices is not None else found[0].id
 
 
-async def submit_anew(client: GatewayClient, job_id: str) -> Sequence[views.SubmitAnswer]:
-    """Submit a job that asks to be requeued: the same job under a new number, which waits until that one has ended."""
+async def submit_anew(
+    client: GatewayClient, job_id: str, *, is_singleton: bool = False
+) -> Sequence[views.SubmitAnswer]:
+    """
+    Submit a job that asks to be requeued: the same job under a new number, which waits until that one has ended.
+
+    One that is a singleton waits for all other jobs of its name too: those that were submitted behind the old number do
+    not wait for the new one.
+    """
     spec = (await client.job(job_id)).spec
     restarts = int(spec.env.get("SLURM_RESTART_COUNT") or 0) + 1
+    after = [f"afterany:{job_id}", *(await _earlier(client, spec) if is_singleton else ())]
     again = msgspec.structs.replace(
         spec,
         id="",
@@ -240,7 +248,7 @@ async def submit_anew(client: GatewayClient, job_id: str) -> Sequence[views.Subm
         retry_of="",
         refused_by=(),
         begin_s=0.0,
-        after=(f"afterany:{job_id}",),
+        after=tuple(dict.fromkeys(after)),
         env={**spec.env, "SLURM_RESTART_COUNT": str(restarts)},
     )
     return await submit_coded(client, again, None, strict=False)

@@ -147,10 +147,11 @@ class KubernetesProvider:
             raise ProviderSilent(f"the Pods of namespace {namespace} are not listed: {watch.problem}") from error
         return watch
 
-      async def _namespace(self, spec: AllocationSpec) -> str:
+    async def _namespace(self, spec: AllocationSpec) -> str:
         named = spec.pod.namespace if spec.pod is not None else ""
         return named or self._default or await self._api.namespace()
-   def _note_change(self) -> None:
+
+    def _note_change(self) -> None:
         self.on_change()
 
     async def _owners(self, namespace: str) -> list[dict[str, Any]]:

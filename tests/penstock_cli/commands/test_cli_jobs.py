@@ -65,6 +65,22 @@ def test_ps_asks_for_open_jobs_and_the_last_that_ended(penstock: Run, gateway: F
     assert still_open == request_bodies.JobsRequest(state=open_states, user="ann", name="tr*", rows=True, limit=500)
 
 
+def test_ps_asks_for_jobs_by_their_ids_at_once_and_then_for_arrays(penstock: Run, gateway: FakeGateway) -> None:
+    assert penstock("ps", "--id", "a1", "--id", "700", "-s", "R")[0] == 0
+    assert gateway.asked == [
+        request_bodies.JobsRequest(ids=("a1", "700"), state=("R",), rows=True),
+        request_bodies.JobsRequest(group="700", state=("R",), rows=True),
+    ]
+    assert penstock("ps", "--id", "a1", "--group", "700")[0] == 2
+
+
+def test_ps_leaves_out_what_ended_before_a_time(penstock: Run, gateway: FakeGateway) -> None:
+    assert penstock("ps", "--since", "1970-01-01T00:01:00Z")[0] == 0
+    assert gateway.asked == [request_bodies.JobsRequest(since_s=60.0, rows=True)]
+    code, _, err = penstock("ps", "--since", "noon")
+    assert (code, err.split(";")[0]) == (2, "penstock: --since 'noon' is no time")
+
+
 def test_ps_takes_states_in_any_case_and_a_moment(penstock: Run, gateway: FakeGateway) -> None:
     assert penstock("ps", "-s", "r,pd", "--at", "17")[0] == 0
     assert gateway.asked == [request_bodies.JobsRequest(state=("R", "PD"), rows=True, at=17)]

@@ -87,7 +87,42 @@ def test_squeue_lists_what_is_not_over_in_the_form_that_scripts_read(tmp_path: P
         "200000000_7 PENDING             ",
         "TIMEOUT",
     ]
-    assert asked(tmp_path)[0] == "ps -o json --limit 100000 -u me"
+    assert asked(tmp_path)[0] == "ps -o json --limit 100000 -s PD,R,PR,CG -u me"
+
+
+def test_states_of_slurms_are_all_known_and_others_are_refused_by_name(tmp_path: Path) -> None:
+    done = job(
+        tmp_path,
+        "squeue -h -t suspended,OOM | wc -l",
+        "squeue -h -t R,NODE_FAIL -o %T",
+        "squeue -t RUNING",
+        "sacct -n -s F -o State -S 1970-01-01",
+    )
+    assert done.stdout.split() == ["0", "RUNNING"]
+    assert "--state RUNING: it is no state of Slurm's; expected some of PENDING, RUNNING, " in done.stderr
+    assert [line.partition("-s ")[2] for line in asked(tmp_path)] == ["R", "F -u me"]
+
+
+def test_several_jobs_are_asked_for_at_once(tmp_path: Path) -> None:
+    done = job(tmp_path, "squeue -h -j 123456789,200000000,300000000 -t all -o %i")
+    assert done.stdout.split() == ["123456789", "300000000", "200000000_7"]
+    ids = "--id 123456789 --id 200000000 --id 300000000"
+    assert [line.partition("--limit 100000 ")[2] for line in asked(tmp_path)] == [f"-s PD,R,PR,CG,CD,F,CA {ids}"]
+
+
+def test_text_around_the_columns_is_printed_and_a_column_that_is_none_is_refused(tmp_path: Path) -> None:
+    done = job(tmp_path, "squeue -ht R -o '<%i> %T!'", "squeue -o %-10i", "squeue -o '%i %'")
+    assert done.stdout == "<123456789> RUNNING!\n"
+    assert "--format: %-10i is no column; expected such as %i" in done.stderr
+    assert "--format: % is no column" in done.stderr
+
+
+def test_sacct_lists_the_users_own_jobs_unless_others_are_asked_for(tmp_path: Path) -> None:
+    day = "-S 2026-01-02"
+    job(tmp_path, f"sacct {day}", f"sacct -a {day}", f"sacct -u bob -s CD,TO {day}", "sacct -j 300000001", TZ="UTC")
+    words = [line.partition("--limit 100000 ")[2] for line in asked(tmp_path)]
+    since = "--since 1767312000.0"
+    assert words == [f"-a {since} -u me", f"-a {since}", f"-s CD,F {since} -u bob", "-a --id 300000001"]
 
 
 def test_sacct_tells_how_jobs_ended(tmp_path: Path) -> None:
@@ -122,10 +157,21 @@ def test_scancel_takes_ids_and_filters(tmp_path: Path) -> None:
         "scancel; echo $?",
         "scancel --ctld 1",
         "scancel --name fit 3",
+        "scancel -n a,b",
+        "scancel -t PD,R",
     )
-    assert asked(tmp_path) == ["cancel -y 300000000 200000000-7", "cancel -y -n fit -s PD -u me"]
+    assert asked(tmp_path) == [
+        "cancel -y 300000000 200000000-7",
+        "cancel -y -n fit -s PD -u me",
+        "cancel -y -s PD -s R",
+    ]
     assert done.stdout == "1\n"
-    for said in ("there is no job", "--ctld is not among the options", "ids and filters do not go together"):
+    for said in (
+        "there is no job",
+        "--ctld is not among the options",
+        "ids and filters do not go together",
+        "--name a,b: expected one",
+    ):
         assert said in done.stderr
 
 
@@ -139,9 +185,29 @@ def test_scancel_sends_signals_to_this_jobs_steps_or_to_its_script(tmp_path: Pat
         "scancel --signal=SIGUSR1 $SLURM_JOB_ID",
         "wait",
         "scancel -s USR1 300000000",
+        "for name in 999 0 _IGN; do scancel -s $name $SLURM_JOB_ID; done",
     )
     assert sorted(done.stdout.split()) == ["shell", "step"]
     assert "only of the job in which it is typed" in done.stderr
+    for name in ("999", "0", "_IGN"):
+        assert f"scancel: error: --signal {name}: there is no such signal" in done.stderr
+
+
+def test_a_task_on_another_node_is_told_that_signals_and_requeues_come_from_the_first(tmp_path: Path) -> None:
+    line = "srun -w n2 -N1 -n1 sh -c 'scancel -s USR1 $SLURM_JOB_ID; scontrol requeue $SLURM_JOB_ID'"
+    body = f"#!/bin/bash\n#SBATCH -N2 --gres=gpu:1\n{line}\ntrue\n"
+    done = BatchRun(tmp_path, body, nodes="n1:1 n2:1").run()
+    for what in ("scancel: error: --signal", "scontrol: error: requeue"):
+        assert f"{what}: only from the job's script, or from tasks on its first node" in done.stderr
+
+
+def test_a_singleton_that_requeues_itself_says_that_it_is_one(tmp_path: Path) -> None:
+    (tmp_path / "penstock").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\nexit 3\n')
+    (tmp_path / "penstock").chmod(0o755)
+    body = "#!/bin/bash\n#SBATCH -G1 -d singleton\nscontrol requeue $SLURM_JOB_ID\n"
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    BatchRun(tmp_path, body, PATH=path).run()
+    assert asked(tmp_path) == ["sbatch --requeue-of 123456789 --singleton"]
 
 
 def test_a_job_without_a_login_of_its_users_is_told_how_to_have_one(tmp_path: Path) -> None:
@@ -154,6 +220,12 @@ def test_a_job_without_a_login_of_its_users_is_told_how_to_have_one(tmp_path: Pa
 def test_a_job_that_has_one_is_not(tmp_path: Path) -> None:
     (tmp_path / ".config/penstock/clients").mkdir(parents=True)
     assert "SBATCH_PENSTOCK_LOGIN" not in job(tmp_path, "sbatch next.sh", code=3).stderr
+
+
+def test_what_a_script_submits_has_its_login_too_however_it_is_submitted(tmp_path: Path) -> None:
+    run = BatchRun(tmp_path, "#!/bin/bash\n#SBATCH -G1\necho $SBATCH_PENSTOCK_LOGIN\n")
+    (run.code / "plan.json").write_text(json.dumps({**run.plan, "script": "job.sbatch", "login": "own-login"}))
+    assert run.run().stdout == "own-login\n"
 
 
 def test_where_the_path_has_no_penstock_the_nodes_own_is_asked(tmp_path: Path) -> None:

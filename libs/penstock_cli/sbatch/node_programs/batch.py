@@ -295,6 +295,8 @@ class BatchScript:
                 "PENSTOCK_BATCH_DEVICES": environ.get("PENSTOCK_DEVICES", ""),
             }
         )
+        if plan.get("login"):  # what is submitted from here has the same login
+            env["SBATCH_PENSTOCK_LOGIN"] = plan["login"]
         if plan.get("time_limit_s"):
             env["SLURM_JOB_END_TIME"] = str(now_s + int(allocations.limit_left_s(environ, plan)))
         return env

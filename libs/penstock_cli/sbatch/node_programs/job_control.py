@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
-from typing import NoReturn, Optional, Sequence
+from typing import Any, NoReturn, Optional, Sequence
 
 from . import job_list
 from .allocation import BatchError
@@ -91,7 +92,7 @@ def _id(word: str) -> str:
 def _show_others(words: Sequence[str]) -> int:
     """Show jobs in Slurm's form."""
     asked = job_list.ListOptions({"jobs": ",".join(words)})
-    rows = job_list.ask(asked, _outside(), _id, ended=True)
+    rows = job_list.ask(asked, _outside(), _id)
     if not rows:
         raise BatchError(f"there is no job {' or '.join(words)} that this one's user may see")
     _say("\n".join(map(job_list.job_text, rows)))
@@ -126,12 +127,14 @@ def _requeue(word: str) -> int:
     """Submit this job anew, behind itself, and end it."""
     if not _is_own(word):
         raise BatchError("requeue: of another job, `penstock retry` runs it again once it has failed")
-    with open(os.path.join(os.environ["PENSTOCK_CODE_DIR"], "plan.json")) as file:
-        if not json.load(file).get("requeue", True):
-            raise BatchError("requeue: the job was submitted with --no-requeue, and is not begun again; it goes on")
-    own = os.environ["PENSTOCK_JOB_ID"]
+    plan = _plan()
+    if not plan.get("requeue", True):
+        raise BatchError("requeue: the job was submitted with --no-requeue, and is not begun again; it goes on")
+    own, folder = os.environ["PENSTOCK_JOB_ID"], _batch_folder("requeue")
     env = _outside()
     words = [*job_list.program(env), "sbatch", "--requeue-of", own]
+    if plan.get("singleton"):
+        words.append("--singleton")
     try:
         done = subprocess.run(words, stdout=subprocess.PIPE, env=env, text=True, check=False)
     except OSError as error:
@@ -139,7 +142,7 @@ def _requeue(word: str) -> int:
     if done.returncode:
         raise BatchError("requeue: the job could not be submitted anew, as said above; it goes on")
     sys.stderr.write(f"penstock: {own} was submitted anew as {done.stdout.strip()}\n")
-    with open(os.path.join(os.environ["PENSTOCK_BATCH_DIR"], REQUEUED), "w") as file:
+    with open(os.path.join(folder, REQUEUED), "w") as file:
         file.write(done.stdout)
     os.kill(int(os.environ["PENSTOCK_BATCH_PID"]), signal.SIGTERM)
     return 0
@@ -152,10 +155,14 @@ def scancel(words: Sequence[str]) -> int:
     if options.has("signal"):
         return _signal(ids, options)
     filters: list[str] = []
-    for option, flag in (("name", "-n"), ("jobname", "-n"), ("partition", "--pool"), ("state", "-s")):
+    for option, flag in (("name", "-n"), ("jobname", "-n"), ("partition", "--pool")):
         if options.has(option):
             value = options.given[option]
-            filters += [flag, job_list.penstock_state(value) if option == "state" else value]
+            if "," in value:
+                raise BatchError(f"--{option} {value}: expected one; call scancel for each")
+            filters += [flag, value]
+    for state in options.words("state"):
+        filters += ["-s", job_list.penstock_state(state)]
     user = options.given.get("user", "")
     if options.has("me") or user:
         filters += ["-u", "me" if options.has("me") or user == os.environ.get("USER") else user]
@@ -175,11 +182,7 @@ def _signal(ids: Sequence[str], options: job_list.ListOptions) -> int:
         raise BatchError(
             "--signal: only of the job in which it is typed; `penstock exec ID -- kill` enters another one"
         )
-    text = options.given["signal"].upper()
-    signum = int(text) if text.isdigit() else getattr(signal, text if text.startswith("SIG") else "SIG" + text, None)
-    if signum is None:
-        raise BatchError(f"--signal {text}: there is no such signal")
-    folder = os.environ["PENSTOCK_BATCH_DIR"]
+    signum, folder = _signal_number(options.given["signal"]), _batch_folder("--signal")
     pids: list[int] = []
     if not options.has("batch"):
         pids += [int(name) for name in os.listdir(os.path.join(folder, "steps")) if name.isdigit()]
@@ -192,6 +195,26 @@ def _signal(ids: Sequence[str], options: job_list.ListOptions) -> int:
         except ProcessLookupError:
             continue  # it has just ended
     return 0
+
+
+def _signal_number(typed: str) -> int:
+    """Return the number of a signal that was typed by its number, or its name with or without SIG."""
+    text = typed.upper()
+    name = text if text.startswith("SIG") else "SIG" + text
+    if re.match(r"[0-9]{1,3}$", text):
+        if 0 < int(text) < signal.NSIG:
+            return int(text)
+    elif name in signal.Signals.__members__:
+        return int(signal.Signals[name])
+    raise BatchError(f"--signal {typed}: there is no such signal; expected such as USR1, SIGUSR1 or 10")
+
+
+def _batch_folder(what: str) -> str:
+    """Return the folder of this run's script, which is on the job's first node alone."""
+    folder = os.environ.get("PENSTOCK_BATCH_DIR", "")
+    if not folder or os.environ.get("PENSTOCK_RANK", "0") != "0":
+        raise BatchError(f"{what}: only from the job's script, or from tasks on its first node; this is another node's")
+    return folder
 
 
 def squeue(words: Sequence[str]) -> int:
@@ -229,14 +252,20 @@ def _penstock(*words: str) -> int:
     return code
 
 
+def _plan() -> dict[str, Any]:
+    """Return what the submission says of this job."""
+    with open(os.path.join(os.environ["PENSTOCK_CODE_DIR"], "plan.json")) as file:
+        plan: dict[str, Any] = json.load(file)
+    return plan
+
+
 def _outside() -> dict[str, str]:
     """Return the environment of a person who asks Penstock: without what is the job's own."""
     kept = ("PENSTOCK_URL", "PENSTOCK_CREDENTIALS", "PENSTOCK_CONTEXT", "PENSTOCK_CONFIG")
     env = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_") or name in kept}
-    with open(os.path.join(os.environ["PENSTOCK_CODE_DIR"], "plan.json")) as file:
-        login = json.load(file).get("login", "")
-    if login:  # what is submitted from here has the same login
-        env["SBATCH_PENSTOCK_LOGIN"] = login
+    login = _plan().get("login", "")
+    if login:  # steps may have been begun without the script's environment
+        env.setdefault("SBATCH_PENSTOCK_LOGIN", login)
     return env
 
 

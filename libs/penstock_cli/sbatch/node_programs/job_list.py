@@ -33,6 +33,26 @@ _STATES = {
 }
 _COMPACT = {**{name: code for code, name in _STATES.items() if code != "PR"}, "TIMEOUT": "TO", "COMPLETING": "CG"}
 _OPEN = ("PENDING", "RUNNING", "COMPLETING")
+_UNKNOWN_HERE = {
+    "BF": "BOOT_FAIL",
+    "CF": "CONFIGURING",
+    "DL": "DEADLINE",
+    "NF": "NODE_FAIL",
+    "OOM": "OUT_OF_MEMORY",
+    "PR": "PREEMPTED",
+    "RD": "RESV_DEL_HOLD",
+    "RF": "REQUEUE_FED",
+    "RH": "REQUEUE_HOLD",
+    "RQ": "REQUEUED",
+    "RS": "RESIZING",
+    "RV": "REVOKED",
+    "S": "SUSPENDED",
+    "SE": "SPECIAL_EXIT",
+    "SI": "SIGNALING",
+    "SO": "STAGE_OUT",
+    "ST": "STOPPED",
+}
+"""States of Slurm's jobs that no job of Penstock's is in: scripts may ask for them, and find none."""
 _MOST_JOBS = "100000"
 _DAY_S = 86_400.0
 _REASONS = {"dependency": "Dependency", "held": "JobHeldUser", "begin": "BeginTime"}
@@ -261,8 +281,8 @@ def squeue(words: Sequence[str], environment: Mapping[str, str], own: Callable[[
         "jobs:j user:u users name:n states:t state partition:p format:o Format:O",
         "me noheader:h all:a array:r noconvert",
     )
-    states = _states(options)
-    rows = ask(options, environment, own, ended=bool(set(states) - set(_OPEN)))
+    states = _states(options) or _OPEN
+    rows = ask(options, environment, own, states) if set(states) & set(_COMPACT) else []
     some = [row for row in rows if state_of(row) in states]
     if options.has("Format"):
         columns = _long_columns(options.given["Format"])
@@ -279,11 +299,14 @@ def sacct(words: Sequence[str], environment: Mapping[str, str], own: Callable[[s
         "jobs:j user:u users name:n state:s states partition:r format:o delimiter starttime:S",
         "me noheader:n allocations:X parsable:p parsable2:P brief:b allusers:a",
     )
-    rows = ask(options, environment, own, ended=True)
-    states = _states(options) if options.has("state") or options.has("states") else ()
-    since_s = 0.0 if options.has("jobs") or options.has("starttime") else _midnight_s()
+    if not any(options.has(name) for name in ("allusers", "user", "users", "jobs")):
+        options = ListOptions({**options.given, "me": "1"})
+    states = _states(options)
+    since_s = 0.0 if options.has("jobs") else _midnight_s()
     if options.has("starttime"):
         since_s = _since_s(options.given["starttime"])
+    can_be = not states or bool(set(states) & set(_COMPACT))
+    rows = ask(options, environment, own, states, since_s) if can_be else []
     some = [
         row
         for row in rows
@@ -325,17 +348,32 @@ def job_text(row: JobRow) -> str:
 
 
 def ask(
-    options: ListOptions, environment: Mapping[str, str], own: Callable[[str], str], *, ended: bool
+    options: ListOptions,
+    environment: Mapping[str, str],
+    own: Callable[[str], str],
+    states: Sequence[str] = (),
+    since_s: float = 0.0,
 ) -> list[JobRow]:
     """
     Return the jobs of ``penstock ps`` that some options ask for, the oldest first.
+
+    Parameters
+    ----------
+    states : sequence of str
+        The states that are asked for, in Slurm's words; none: all. Those that timed out come with all that failed.
+    since_s : float
+        Those that ended before are left out.
 
     Raises
     ------
     BatchError
         If Penstock does not answer; it has said why.
     """
-    filters = ["-a"] if ended else []
+    wanted = {"FAILED" if state == "TIMEOUT" else state for state in states}
+    codes = [code for code, name in _STATES.items() if name in wanted]
+    filters = ["-s", ",".join(codes)] if codes else ["-a"]
+    if since_s:
+        filters += ["--since", repr(since_s)]
     users = [*options.words("user"), *options.words("users")]
     here = environment.get("USER", "")
     if options.has("me") or users == [here]:
@@ -344,20 +382,17 @@ def ask(
         filters += ["-u", users[0]]
     names, pools = options.words("name"), options.words("partition")
     asked = [own(word) for word in options.words("jobs")]
-    searches = [["-t", job_id] for job_id in asked] or [[]]
-    found: dict[str, JobRow] = {}
-    for search in searches:
-        for row in _listed([*filters, *(["-a"] if search and "-a" not in filters else []), *search], environment):
-            is_asked = not asked or row["id"] in asked or _array_id(row) in asked
-            is_named = not names or row["name"] in names
-            if (
-                is_asked
-                and is_named
-                and (not pools or row["pool"] in pools)
-                and (len(users) < 2 or row["user"] in users)
-            ):
-                found[row["id"]] = row
-    return sorted(found.values(), key=lambda row: (row["submitted_s"], len(row["id"]), row["id"]))
+    for job_id in asked:
+        filters += ["--id", job_id]
+    found = [
+        row
+        for row in _listed(filters, environment)
+        if (not asked or row["id"] in asked or _array_id(row) in asked)
+        and (not names or row["name"] in names)
+        and (not pools or row["pool"] in pools)
+        and (len(users) < 2 or row["user"] in users)
+    ]
+    return sorted(found, key=lambda row: (row["submitted_s"], len(row["id"]), row["id"]))
 
 
 def _listed(filters: Sequence[str], environment: Mapping[str, str]) -> list[JobRow]:
@@ -404,12 +439,14 @@ def missing_program(error: OSError) -> str:
 
 
 def _states(options: ListOptions) -> Sequence[str]:
+    """Return the states that are asked for, in Slurm's words; none where none were typed."""
     words = [word.upper() for name in ("states", "state") for word in options.words(name)]
-    if not words:
-        return _OPEN
     if "ALL" in words:
-        return (*_OPEN, "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
-    by_code = {code: name for name, code in _COMPACT.items()}
+        return list(_COMPACT)
+    by_code = {**{code: name for name, code in _COMPACT.items()}, **_UNKNOWN_HERE}
+    for word in words:
+        if word not in by_code and word not in by_code.values():
+            raise BatchError(f"--state {word}: it is no state of Slurm's; expected some of {', '.join(_COMPACT)}, ALL")
     return [by_code.get(word, word) for word in words]
 
 
@@ -427,13 +464,22 @@ def _letter_columns(text: str) -> list[tuple[str, str, Column, int]]:
     at = 0
     for match in re.finditer(r"%(\.?)(\d*)([A-Za-z])", text):
         right, width, letter = match.groups()
+        _check_between(text[at : match.start()])
         if letter not in _LETTERS:
             raise BatchError(f"--format %{letter}: there is no such column here; there are {''.join(sorted(_LETTERS))}")
         name, title = _LETTERS[letter]
         wide = int(width or 0)
         found.append((text[at : match.start()], title, _COLUMNS[name], wide if right else -wide))
         at = match.end()
-    return found
+    _check_between(text[at:])
+    return [*found, (text[at:], "", lambda _row: "", 0)]
+
+
+def _check_between(text: str) -> None:
+    """Refuse what stands between columns where it begins one that is not understood."""
+    _, percent, behind = text.partition("%")
+    if percent:
+        raise BatchError(f"--format: %{behind.split(' ')[0]} is no column; expected such as %i, %18i, or %.18i")
 
 
 def _long_columns(text: str) -> list[tuple[str, str, Column, int]]:
