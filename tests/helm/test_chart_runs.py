@@ -72,12 +72,10 @@ def pod_of(cluster: RenderedCluster, component: str) -> RunningPod:
 
 
 def every_container_ends_in_good_order_within_its_time(cluster: RenderedCluster) -> None:
-    """End all pods, which leaves nothing for a test."""
-    ends = {
-        pod.name: pod.end()
-        for pod in reversed(cluster.pods)
-        if pod.labels["app.kubernetes.io/component"] not in {"keys", "test"}
-    }
+    """End all pods, the server as the last, which leaves nothing for a test."""
+    components = {pod: pod.labels["app.kubernetes.io/component"] for pod in reversed(cluster.pods)}
+    running = [pod for pod, component in components.items() if component not in {"keys", "test"}]
+    ends = {pod.name: pod.end() for pod in sorted(running, key=lambda pod: components[pod] == "nats")}
     assert set(ends.values()) == {0}, ends
 
 

@@ -70,6 +70,18 @@ def test_logins_of_other_keys_are_made_anew(folders: FolderSecrets, tmp_path: Pa
     assert not [role for role in ROLES if login(folders, role).user_jwt == before[role]]
 
 
+def test_an_owners_login_of_after_a_revocation_is_kept(folders: FolderSecrets, tmp_path: Path) -> None:
+    make_all(folders, NAMES, 1.0)
+    keyring = Keyring.kept_in(tmp_path / "made" / "p-keys")
+    ca = folders.read("p-keys").files["ca.pem"].decode()
+    rotated = msgspec.structs.replace(
+        keyring.person_login(NAMES.url, "jane", 6.0, valid_from_s=5.0, ca=ca), hosts=NAMES.hosts
+    )
+    folders.add("p-login-client", {"client.json": msgspec.json.encode(rotated)}, "")
+    assert make_all(folders, NAMES, 7.0) == []
+    assert login(folders, "client") == rotated
+
+
 def test_another_owner_gets_another_login(folders: FolderSecrets) -> None:
     make_all(folders, NAMES, 1.0)
     assert make_all(folders, msgspec.structs.replace(NAMES, owner="sam"), 2.0) == ["p-login-client"]
