@@ -602,7 +602,7 @@ class GatewayClient:
             text=text,
             ids=tuple(ids),
             samples=samples,
-            since_s=since_s,
+            since_s=since_s or None,
             rows=rows,
             at=at,
         )

@@ -505,13 +505,13 @@ class JobsRequest(JobFilter, frozen=True, kw_only=True):
         Leave out so many of the newest: what the pages before have shown.
     rows : bool
         Answer with what a table shows, as ``rows`` of the answer in place of ``jobs``.
-    since_s : float
+    since_s : float, optional
         Those that are not over, or ended then or later, in seconds since the epoch.
     """
 
     ids: tuple[str, ...] = ()
     samples: bool = False
-    since_s: float = 0.0
+    since_s: Optional[float] = None
     limit: Annotated[int, Meta(ge=1, le=MOST_ROWS)] = 500
     offset: Annotated[int, Meta(ge=0)] = 0
     rows: bool = False

@@ -48,7 +48,9 @@ def page(state: GatewayState, asked: JobsRequest, caller: Caller) -> tuple[int, 
         return _past_page(state, jobs, asked, caller)
     found = matching(state, asked, caller, asked.ids)
     chosen = [
-        one for one in found if (one.sample is None or asked.samples or asked.ids) and _goes_on(one, asked.since_s)
+        one
+        for one in found
+        if (one.sample is None or asked.samples or asked.ids) and _goes_on(one, asked.since_s or 0.0)
     ]
     shown = chosen[: len(chosen) - asked.offset][-asked.limit :] if asked.offset < len(chosen) else []
     return len(chosen), shown
@@ -59,7 +61,7 @@ def _past_page(state: GatewayState, jobs: PastJobs, asked: JobsRequest, caller: 
     conditions = tuple(_conditions(asked, caller))
 
     def matches(job: Job) -> bool:
-        is_shown = (job.sample is None or asked.samples) and _goes_on(job, asked.since_s)
+        is_shown = (job.sample is None or asked.samples) and _goes_on(job, asked.since_s or 0.0)
         return is_shown and all(holds(job) for holds in conditions)
 
     where = _columns(asked, caller) + ([] if asked.samples else [("NOT sample", ())])
