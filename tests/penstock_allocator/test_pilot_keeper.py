@@ -321,6 +321,7 @@ async def test_a_pilot_that_is_withdrawn_as_its_node_joins_has_done_its_work(
         labels = {LABEL_ALLOCATION: "lab", LABEL_PILOT: "lab-1"}
         joined = msgspec.structs.replace(node("lab-1", a=1), labels=labels)
         await tell(memory_bus, PilotWithdrawn(name="lab", pilot_id="lab-1", at_s=3.0), joined)
+        await asked_twice_more(provider)  # by then the allocator has read both
         provider.move("ended")
         provider.silent = False
         await eventually(count_of(memory_bus, PilotEnded, 1))

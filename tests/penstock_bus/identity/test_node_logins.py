@@ -188,8 +188,8 @@ async def test_one_login_is_revoked_at_once_and_after_every_restart(server: Serv
             await eventually(server.revoked_file.exists)
             await writes(kept, "n4")
             for login in (stolen, other):
-                with pytest.raises(Unauthorized, match="it was revoked since"):
-                    await writes(login, "n2")
+                with pytest.raises(Unauthorized, match="it was revoked since|user authentication revoked"):
+                    await writes(login, "n2")  # which the server may let in, and out at once as it hears of it
 
 
 async def test_the_name_of_a_running_node_is_no_other_machines_until_it_is_silent(
