@@ -188,7 +188,7 @@ async def test_one_login_is_revoked_at_once_and_after_every_restart(server: Serv
             await eventually(server.revoked_file.exists)
             await writes(kept, "n4")
             for login in (stolen, other):
-                with pytest.raises(Unauthorized, match="it was revoked since|user authentication revoked"):
+                with pytest.raises(Unauthorized, match=r"it was revoked since|user authentication revoked"):
                     await writes(login, "n2")  # which the server may let in, and out at once as it hears of it
 
 
