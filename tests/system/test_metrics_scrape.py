@@ -26,7 +26,7 @@ from penstock_bus.health import parse_vitals
 from penstock_bus.identity.logins import read_login
 from penstock_bus.nats import connect
 from penstock_dashboard.metric_catalogue import CATALOGUE, OF_REPLICAS
-from penstock_log import JobSpec, subjects
+from penstock_log import AllocationSpec, JobSpec, subjects
 from penstock_log.device_samples import DeviceReading, DeviceSample, DevicesSampled, DeviceUser
 from penstock_testing import eventually, free_port
 
@@ -125,7 +125,8 @@ LOOP = "import penstock, time\nwith penstock.session() as s:\n for i in s.iterat
 
 
 async def busy(client: penstock.Client) -> None:
-    """Have jobs that completed, one that failed, one that runs, two that share a device, and one that waits."""
+    """Have jobs that completed, failed, run, share a device, and wait, and an allocation that nobody needs."""
+    await client.add_allocation("lab", AllocationSpec(provider="local", pool="elsewhere"))
     done = [await client.submit(python("print(1)")) for _ in range(3)]
     failed = await client.submit(python("raise SystemExit(3)", retries=0))
     for one in (*done, failed):
