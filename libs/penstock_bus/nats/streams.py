@@ -292,15 +292,20 @@ async def _update(link: Link, name: str, found: dict[str, Any], changed: dict[st
 
 async def _create(link: Link, name: str, config: dict[str, Any]) -> None:
     try:
+        await _create_as_there_is_room(link, name, config)
+    except ServerRefusal as error:
+        if error.err_code != _NAME_IN_USE:  # somebody else made it just now, maybe smaller
+            raise
+
+
+async def _create_as_there_is_room(link: Link, name: str, config: dict[str, Any]) -> None:
+    try:
         await link.api(f"STREAM.CREATE.{name}", config)
         _log.info("stream_made", stream=name, replicas=config["num_replicas"])
     except StorageFull:
         if "max_bytes" not in config:
             raise
         await _create_smaller(link, name, config)
-    except ServerRefusal as error:
-        if error.err_code != _NAME_IN_USE:  # somebody else made it just now
-            raise
 
 
 async def _create_smaller(link: Link, name: str, config: dict[str, Any]) -> None:
